@@ -1,0 +1,92 @@
+"""How a rank talks to the frontend. The engine knows this protocol only; serving implements it over ZeroMQ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+
+from crossdock.types.request import EngineOutput, EngineRequest, ReplicaLoad
+
+
+@attrs.frozen(kw_only=True)
+class AddRequests:
+    requests: tuple[EngineRequest, ...]
+
+
+@attrs.frozen(kw_only=True)
+class AbortRequests:
+    rids: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Wake:
+    """Sent to every rank when any rank gets work while all are parked."""
+
+
+@attrs.frozen(kw_only=True)
+class Stop:
+    """Leave the step loop together with the other ranks: finish nothing more, exit 0."""
+
+
+@attrs.frozen(kw_only=True)
+class Control:
+    """A named verb for all replica leaders: ``flush_cache``, ``receipt``, recorder and profile verbs, placement."""
+
+    verb: str
+    call_id: int
+    arguments: dict[str, Any] = attrs.Factory(dict)
+
+
+Incoming: TypeAlias = AddRequests | AbortRequests | Wake | Stop | Control
+
+
+@attrs.frozen(kw_only=True)
+class Outputs:
+    outputs: tuple[EngineOutput, ...]
+    load: ReplicaLoad | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Ready:
+    rank: int
+    receipt: dict[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Parked:
+    """This replica parked after step number ``step``; work sent from now on must wake every rank."""
+
+    rank: int
+    step: int
+
+
+@attrs.frozen(kw_only=True)
+class ControlReply:
+    rank: int
+    call_id: int
+    result: dict[str, Any]
+    error: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Fatal:
+    """The rank ends because of this; one sentence."""
+
+    rank: int
+    message: str
+    culprit_rank: int | None = None
+
+
+Outgoing: TypeAlias = Outputs | Ready | Parked | ControlReply | Fatal
+
+
+class RankLink(Protocol):
+    """One rank's end of its channel to the frontend. Every rank has one; only leaders get requests."""
+
+    def poll(self, timeout_s: float | None) -> Sequence[Incoming]:
+        """Messages that arrived. 0 returns at once, None waits (parked) without using the CPU."""
+        ...
+
+    def send(self, message: Outgoing) -> None: ...

@@ -1,0 +1,38 @@
+"""Observers are told what happened; they return nothing and must not depend on order (DESIGN section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class StepEvent:
+    """One finished step of one replica."""
+
+    rank: int
+    attn_dp_rank: int
+    step: int
+    forward_mode: str
+    padding_mode: str
+    dispatch_mode: str
+    graph: bool
+    overlap: bool
+    local_tokens: int
+    all_tokens: tuple[int, ...]
+    attention_pairs: tuple[int, ...]
+    sync_wait_s: float
+    duration_s: float
+    is_health_check: bool
+
+
+class Observer(Protocol):
+    def on_step(self, event: StepEvent) -> None: ...
+
+    def on_load(self, forward_mode: str, balancedness_per_layer: tuple[float, ...]) -> None: ...
+
+    def on_rebalance(self, event: Mapping[str, Any]) -> None: ...
+
+    def on_fault(self, rank: int, message: str) -> None: ...

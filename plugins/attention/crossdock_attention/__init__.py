@@ -1,0 +1,1 @@
+"""First-party attention plugins of Crossdock, one folder each."""

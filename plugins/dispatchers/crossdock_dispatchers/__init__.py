@@ -1,0 +1,1 @@
+"""First-party dispatchers plugins of Crossdock, one folder each."""

@@ -1,0 +1,1 @@
+"""First-party eplb_algos plugins of Crossdock, one folder each."""

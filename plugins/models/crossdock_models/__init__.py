@@ -1,0 +1,1 @@
+"""First-party models plugins of Crossdock, one folder each."""
