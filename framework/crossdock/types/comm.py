@@ -9,6 +9,14 @@ if TYPE_CHECKING:
     import torch
 
 
+class PendingRows(Protocol):
+    """A collective that was started; what it returns is valid after ``wait`` only."""
+
+    def wait(self) -> torch.Tensor:
+        """Finishes the collective. Called once."""
+        ...
+
+
 class GroupComm(Protocol):
     """Collectives of one group. Every member calls the same method in the same order, with zero rows too.
 
@@ -51,6 +59,10 @@ class GroupComm(Protocol):
 
     def all_to_all(self, x: torch.Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> torch.Tensor:
         """Rows ordered by destination -> rows ordered by source, ``sum(recv_counts)`` of them."""
+        ...
+
+    def all_to_all_begin(self, x: torch.Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> PendingRows:
+        """``all_to_all`` without waiting, so that work between begin and ``wait`` hides it. ``x`` must not change before ``wait``."""
         ...
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
