@@ -22,7 +22,15 @@ class AbortRequests:
 
 @attrs.frozen(kw_only=True)
 class Wake:
-    """Sent to every rank when any rank gets work while all are parked."""
+    """Sent to every rank when any rank gets work while all are parked: exactly one a park.
+
+    A rank keeps the largest ``step`` it has seen. Parking after step ``s`` with ``s <= step`` already seen means going on
+    at once, because the frontend heard of the park from a faster rank; a smaller ``step`` is an old wake and is ignored.
+    Work alone never ends a park, or one rank would step without the others.
+    """
+
+    step: int
+    """The park it ends: ``Parked.step``."""
 
 
 @attrs.frozen(kw_only=True)
