@@ -36,3 +36,14 @@ class Observer(Protocol):
     def on_rebalance(self, event: Mapping[str, Any]) -> None: ...
 
     def on_fault(self, rank: int, message: str) -> None: ...
+
+
+@attrs.frozen(kw_only=True)
+class ObserverSpec:
+    """Where an observer works."""
+
+    rank: int
+    attn_dp_rank: int
+    num_ranks: int
+    output_folder: str | None = None
+    """Folder for files that the observer writes; None when none was configured."""
