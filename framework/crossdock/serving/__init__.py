@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: aiohttp application, ZeroMQ link to the ranks, router, tokenizer and detokenizer."""

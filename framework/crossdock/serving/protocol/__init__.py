@@ -1,0 +1,1 @@
+"""Bodies of the HTTP interface as attrs classes, decoded and described by msgspec."""
