@@ -1,0 +1,1 @@
+"""Experts plugins: grouped expert computation."""

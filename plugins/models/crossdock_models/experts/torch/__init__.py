@@ -1,0 +1,1 @@
+"""Experts in torch operators: a readable reference and a fast path for the CPU."""

@@ -1,0 +1,187 @@
+"""The NVLink kernels under Triton's interpreter: several ranks' buffers in one process, compared with the torch twins.
+
+fp32 and fp16 only: bf16 arithmetic in the interpreter is wrong. Flags are left alone, the ranks run one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import attrs
+import pytest
+import torch
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="triton is not installed (extra `interpreter`)")
+
+from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows
+from crossdock_dispatchers.nvlink.kernels.put_rows_torch import put_rows_torch
+from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS, quantise_rows
+from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows
+from crossdock_dispatchers.nvlink.kernels.sum_rows_torch import sum_rows_torch
+from crossdock_dispatchers.nvlink.workspace import SlotBuffers, allocate_slot
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+
+WORLD, SLOTS, TOP_K, CAPACITY = 3, 2, 3, 5
+POISON = 7.0e3
+"""What buffers hold before a put; finite in fp16."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class HostBuffer:
+    local: torch.Tensor
+    addresses: torch.Tensor
+
+
+class HostDomain:
+    """Buffers of all ranks in one process; every rank's k-th allocation is one symmetric buffer."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._buffers: list[list[torch.Tensor]] = []
+
+    def slots(
+        self, dtype: torch.dtype, hidden_size: int, quantised: bool, programs: int, chunks: int
+    ) -> list[SlotBuffers]:
+        domain = self
+
+        class Allocator:
+            def __init__(self, rank: int) -> None:
+                self._rank, self._calls = rank, 0
+
+            def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> HostBuffer:
+                if self._calls == len(domain._buffers):
+                    domain._buffers.append([torch.zeros(*shape, dtype=dtype) for _ in range(domain._world)])
+                ranks = domain._buffers[self._calls]
+                self._calls += 1
+                addresses = torch.tensor([buffer.data_ptr() for buffer in ranks], dtype=torch.int64)
+                return HostBuffer(local=ranks[self._rank], addresses=addresses)
+
+        return [
+            allocate_slot(
+                Allocator(rank),
+                world=self._world,
+                capacity=CAPACITY,
+                hidden_size=hidden_size,
+                top_k=TOP_K,
+                dtype=dtype,
+                wire_dtype=torch.float8_e4m3fn if quantised else dtype,
+                scale_block=BLOCK_ELEMENTS if quantised else None,
+                programs=programs,
+                chunks=chunks,
+            )
+            for rank in range(self._world)
+        ]
+
+
+def routed(seed: int, counts: Sequence[int], hidden_size: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
+    """Per rank hidden rows, distinct ids with some -1, and weights."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for count in counts:
+        ids = torch.empty(count, TOP_K, dtype=torch.int64)
+        for row in ids:
+            row.copy_(torch.randperm(WORLD * SLOTS, generator=generator)[:TOP_K])
+        ids = torch.where(torch.rand(count, TOP_K, generator=generator) < 0.2, -1, ids)
+        hidden = torch.randn(count, hidden_size, generator=generator).to(dtype)
+        batches.append((hidden, ids, torch.rand(count, TOP_K, generator=generator)))
+    return batches
+
+
+@pytest.mark.parametrize("counts", [(5, 0, 3), (1, 1, 1), (0, 0, 1), (5, 5, 5)])
+@pytest.mark.parametrize(("dtype", "hidden_size"), [(torch.float32, 40), (torch.float16, 128)])
+def test_rows_ids_and_weights_land_where_the_twin_puts_them(
+    counts: tuple[int, ...], dtype: torch.dtype, hidden_size: int
+) -> None:
+    bucket = max(counts)
+    got = HostDomain(WORLD).slots(dtype, hidden_size, False, 2, 2)
+    want = HostDomain(WORLD).slots(dtype, hidden_size, False, 2, 2)
+    for slot in (*got, *want):
+        slot.rows.local.fill_(POISON)
+    twins = [{"rows": s.rows.local, "ids": s.ids.local, "weights": s.weights.local} for s in want]
+    for rank, (hidden, ids, weights) in enumerate(routed(3, counts, hidden_size, dtype)):
+        put_rows(
+            hidden,
+            ids,
+            weights,
+            got[rank],
+            rank=rank,
+            bucket=bucket,
+            slots_per_rank=SLOTS,
+            programs=2,
+            synchronise=False,
+            wait=False,
+        )
+        put_rows_torch(hidden, ids, weights, twins, rank, bucket, SLOTS)
+    for mine, theirs in zip(got, want, strict=True):
+        assert torch.equal(mine.rows.local, theirs.rows.local)
+        assert torch.equal(mine.ids.local, theirs.ids.local)
+        assert torch.equal(mine.weights.local, theirs.weights.local)
+
+
+def test_the_fp8_wire_carries_representable_values_exactly() -> None:
+    """Values that float8 holds exactly: the interpreter loses the carry when rounding reaches the next power of two."""
+    hidden_size, counts = 256, (4, 2, 5)
+    slots = HostDomain(WORLD).slots(torch.float32, hidden_size, True, 2, 2)
+    generator = torch.Generator().manual_seed(2)
+    batches = []
+    for hidden, ids, weights in routed(5, counts, hidden_size, torch.float32):
+        exact = (hidden * 100).clamp(-440, 440).to(torch.float8_e4m3fn).float()
+        exact.view(len(hidden), -1, BLOCK_ELEMENTS)[:, :, 0] = 448.0
+        powers = 2.0 ** torch.randint(-6, 3, (len(hidden), hidden_size // BLOCK_ELEMENTS), generator=generator)
+        batches.append((exact * powers.repeat_interleave(BLOCK_ELEMENTS, 1), ids, weights))
+    for rank, (hidden, ids, weights) in enumerate(batches):
+        put_rows(
+            hidden,
+            ids,
+            weights,
+            slots[rank],
+            rank=rank,
+            bucket=5,
+            slots_per_rank=SLOTS,
+            programs=2,
+            synchronise=False,
+            wait=False,
+        )
+    for holder, slot in enumerate(slots):
+        assert slot.scales is not None
+        for source, (hidden, ids, _) in enumerate(batches):
+            payload, scales = quantise_rows(hidden)
+            here = ((ids >= holder * SLOTS) & (ids < (holder + 1) * SLOTS)).any(dim=1)
+            block = slice(source * 5, source * 5 + len(hidden))
+            assert torch.equal(slot.scales.local[block][here], scales[here])
+            assert torch.equal(slot.rows.local[block].float()[here], payload.float()[here])
+            back = slot.rows.local[block].float() * slot.scales.local[block].repeat_interleave(BLOCK_ELEMENTS, 1)
+            assert torch.equal(back[here], hidden[here])
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+@pytest.mark.parametrize("counts", [(5, 0, 3), (1, 1, 1), (5, 5, 5)])
+def test_outputs_come_home_summed_in_rank_order(counts: tuple[int, ...], chunks: int) -> None:
+    bucket, hidden_size, programs = max(counts), 40, 2
+    slots = HostDomain(WORLD).slots(torch.float32, hidden_size, False, programs, chunks)
+    batches = routed(11, counts, hidden_size, torch.float32)
+    for rank, (hidden, ids, weights) in enumerate(batches):
+        put_rows(
+            hidden,
+            ids,
+            weights,
+            slots[rank],
+            rank=rank,
+            bucket=bucket,
+            slots_per_rank=SLOTS,
+            programs=programs,
+            synchronise=False,
+            wait=False,
+        )
+    generator = torch.Generator().manual_seed(1)
+    outs = [torch.randn(WORLD * bucket, hidden_size, generator=generator) for _ in range(WORLD)]
+    results = [torch.full((len(hidden), hidden_size), POISON) for hidden, _, _ in batches]
+    for put, reduce in ((True, False), (False, True)):
+        for rank, (_, ids, _) in enumerate(batches):
+            sum_rows(outs[rank], ids, slots[rank], results[rank], rank=rank, bucket=bucket, slots_per_rank=SLOTS,
+                     programs=programs, chunks=chunks, put=put, reduce=reduce, synchronise=False)  # fmt: skip
+    for rank, (_, ids, _) in enumerate(batches):
+        assert torch.equal(results[rank], sum_rows_torch(outs, ids, rank, bucket, SLOTS))
