@@ -85,6 +85,15 @@ class MoeSpec:
 
 
 @attrs.frozen(kw_only=True)
+class TensorSpec:
+    """A tensor that a model reads from its checkpoint."""
+
+    shape: tuple[int, ...]
+    fp8_block: bool = False
+    """True when the config says that it is stored as float8_e4m3fn with 128 x 128 block scales beside it (``<name>_scale_inv``)."""
+
+
+@attrs.frozen(kw_only=True)
 class ModelInfo:
     """Facts of a checkpoint that the core needs before weights are loaded."""
 
@@ -99,6 +108,13 @@ class ModelInfo:
     """Query heads of this rank."""
     moe: MoeSpec | None
     eos_token_ids: tuple[int, ...] = ()
+    tensors: Mapping[str, TensorSpec] = attrs.field(factory=dict, eq=False, repr=False)
+    """Every tensor that the model reads on any rank, experts one by one; the core checks the checkpoint against it and random
+    weights are made from it. Empty: the model checks for itself."""
+    renames: tuple[tuple[str, str], ...] = ()
+    """Whole dotted components of checkpoint names and what ``tensors`` calls them."""
+    ignored_tensors: tuple[str, ...] = ()
+    """Patterns of names that may be in the checkpoint and are not read; ``*`` is one dotted component, a last ``**`` any rest."""
 
 
 class Model(Protocol):

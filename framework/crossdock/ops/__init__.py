@@ -1,0 +1,1 @@
+"""Operations shared by the core and the plugins: ``<op>.py`` checks and chooses, ``<op>_torch.py`` is the readable truth."""
