@@ -1,0 +1,127 @@
+"""One sequence of a replica from its arrival to its end; the scheduler moves it, everything here is about itself alone."""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import Any
+
+import attrs
+
+from crossdock.kv_cache import PageHash
+from crossdock.types.request import EngineOutput, EngineRequest, TokenLogprob
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence is. A preempted one waits again, with its generated tokens kept."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@attrs.define(kw_only=True, eq=False)
+class EngineSequence:
+    """Tokens, pages and progress of one request."""
+
+    request: EngineRequest
+    arrival: int
+    """Number of this arrival at the replica; a preempted sequence keeps it."""
+    keeps_prompt_logits: bool = False
+    """The logits of every prompt row are wanted as such (``crossdock logits``), not only their log-probabilities."""
+    tokens: list[int] = attrs.field()
+    """Prompt and generated tokens."""
+    state: SequenceState = SequenceState.WAITING
+    computed: int = 0
+    """Tokens whose keys and values are in the cache."""
+    pages: list[int] = attrs.Factory(list)
+    chain: list[PageHash] = attrs.Factory(list)
+    """Hashes of the first full pages, as far as they were needed."""
+    published: int = 0
+    """Pages of ``pages`` that can be found by hash."""
+    cached_tokens: int = 0
+    """Prompt tokens that the prefix cache gave at the first admission."""
+    rows_in_flight: int = 0
+    prompt_rows_done: int = 0
+    """Prompt positions whose logits were already used (log-probabilities or ``keeps_prompt_logits``)."""
+    prompt_logprobs: list[TokenLogprob | None] = attrs.Factory(list)
+    sent_prompt: bool = False
+    arrived_s: float = attrs.Factory(time.monotonic)
+    started_s: float | None = None
+    first_token_s: float | None = None
+    preemptions: int = 0
+
+    @tokens.default
+    def _prompt(self) -> list[int]:
+        return list(self.request.prompt_ids)
+
+    @property
+    def rid(self) -> str:
+        return self.request.rid
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: smaller ``priority``, then earlier arrival."""
+        return (self.request.priority, self.arrival)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_decoding(self) -> bool:
+        """The next row is the only one missing, and it belongs to a token that was generated."""
+        return self.num_generated > 0 and self.computed == len(self.tokens) - 1
+
+    @property
+    def wants_prompt_rows(self) -> bool:
+        """Logits of prompt rows are still to be computed, so a prefix cannot be taken from the cache."""
+        wanted = self.keeps_prompt_logits or self.request.sampling.prompt_logprobs is not None
+        return wanted and self.prompt_rows_done < self.num_prompt
+
+    @property
+    def ends_with_prompt(self) -> bool:
+        """Nothing is to be generated: the request only scores its prompt."""
+        return self.request.sampling.max_new_tokens == 0
+
+    def logit_rows(self, start: int, end: int) -> int:
+        """How many of the rows at positions ``start`` to ``end - 1`` need logits; they are the last ones."""
+        if self.wants_prompt_rows:
+            return max(0, end - max(start, self.prompt_rows_done))
+        return 1 if end == len(self.tokens) and not self.ends_with_prompt else 0
+
+    def samples_at(self, end: int) -> bool:
+        """The last row of a chunk up to ``end`` chooses a token."""
+        return end == len(self.tokens) and not self.ends_with_prompt
+
+    def finish_reason(self, eos_token_ids: frozenset[int], max_sequence_tokens: int) -> str | None:
+        """Whether the tokens so far end the sequence: ``stop``, ``length`` or None."""
+        sampling = self.request.sampling
+        if self.num_generated and self.num_generated >= sampling.min_new_tokens:
+            last = self.tokens[-1]
+            if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):
+                return "stop"
+        if self.num_generated >= sampling.max_new_tokens or len(self.tokens) >= max_sequence_tokens:
+            return "length"
+        return None
+
+    def output(self, **changes: Any) -> EngineOutput:
+        """An output of this sequence; the parts that are sent once go with the first one."""
+        if self.sent_prompt:
+            return EngineOutput(rid=self.rid, **changes)
+        self.sent_prompt = True
+        now = time.monotonic()
+        started = self.started_s if self.started_s is not None else now
+        return EngineOutput(
+            rid=self.rid,
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.cached_tokens,
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            queued_s=started - self.arrived_s,
+            prefill_s=now - started,
+            **changes,
+        )

@@ -1,0 +1,89 @@
+"""What one replica computes in one step, as plain data: the leader makes it, its attention-TP peers receive the same value."""
+
+from __future__ import annotations
+
+import attrs
+import msgspec
+
+from crossdock.types.step import ForwardMode, StepRecord
+
+
+@attrs.frozen(kw_only=True)
+class SequenceRows:
+    """The rows of one sequence in one step."""
+
+    tokens: tuple[int, ...]
+    """Token ids to compute, in position order."""
+    start: int
+    """Position of the first of them; so many tokens of the sequence are already in the cache."""
+    pages: tuple[int, ...]
+    """Pages of the sequence, enough for ``start + len(tokens)`` tokens."""
+    num_logit_rows: int = 0
+    """The last so many rows need logits."""
+    is_decode: bool = False
+    """One row whose logits choose the next token of an already generating sequence."""
+
+    @property
+    def end(self) -> int:
+        """Tokens in the cache once these rows are written."""
+        return self.start + len(self.tokens)
+
+
+@attrs.frozen(kw_only=True)
+class StepWork:
+    """All rows of one replica in one step; empty for an idle replica."""
+
+    sequences: tuple[SequenceRows, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(rows.tokens) for rows in self.sequences)
+
+    @property
+    def num_logit_rows(self) -> int:
+        return sum(rows.num_logit_rows for rows in self.sequences)
+
+    @property
+    def attention_pairs(self) -> int:
+        """Query-key pairs of causal attention: e·p + e·(e+1)/2 for e new tokens after p cached ones."""
+        pairs = 0
+        for rows in self.sequences:
+            new = len(rows.tokens)
+            pairs += new * rows.start + new * (new + 1) // 2
+        return pairs
+
+    @property
+    def forward_mode(self) -> ForwardMode:
+        """This replica's own mode."""
+        if not self.sequences:
+            return ForwardMode.IDLE
+        decodes = sum(rows.is_decode for rows in self.sequences)
+        if decodes == len(self.sequences):
+            return ForwardMode.DECODE
+        return ForwardMode.MIXED if decodes else ForwardMode.PREFILL
+
+    def record(self, *, step: int, eplb_pass: int, has_work: bool, is_health_check: bool) -> StepRecord:
+        """This replica's row of the exchange (the facts, section 4.1)."""
+        mode = self.forward_mode
+        return StepRecord(
+            num_tokens=self.num_tokens,
+            num_tokens_for_logprob=self.num_logit_rows,
+            is_prefill_in_batch=int(mode in (ForwardMode.PREFILL, ForwardMode.MIXED)),
+            local_forward_mode=int(mode),
+            max_prefix_length=max((rows.start for rows in self.sequences if not rows.is_decode), default=0),
+            is_health_check=int(is_health_check),
+            attention_pairs=self.attention_pairs,
+            step=step,
+            eplb_pass=eplb_pass,
+            has_work=int(has_work),
+        )
+
+
+def encode_work(work: StepWork) -> bytes:
+    """``work`` for the attention-TP peers."""
+    return msgspec.msgpack.encode(work)
+
+
+def decode_work(data: bytes) -> StepWork:
+    """The value that ``encode_work`` was given."""
+    return msgspec.msgpack.decode(data, type=StepWork)
