@@ -1,0 +1,158 @@
+"""The groups that a rank belongs to: joined and created once, aliases share one communicator."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Store
+
+from crossdock.comm_gloo import GlooComm
+from crossdock.comm_nccl import NcclComm
+from crossdock.errors import MisuseError
+from crossdock.groups import GroupAxis, group_ranks
+from crossdock.types.comm import GroupComm, PendingRows
+from crossdock.types.parallel import ParallelSizes
+
+COMM_AXES = (GroupAxis.WORLD, GroupAxis.ATTN_TP, GroupAxis.MOE_EP, GroupAxis.MOE_TP)
+"""Axes with collectives; attn_cp and moe_dp above 1 are refused at start."""
+
+
+@attrs.frozen(kw_only=True)
+class LocalComm:
+    """A group of one rank: every collective is its input."""
+
+    ranks: tuple[int, ...] = (0,)
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gatherv(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        return x
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def reduce_scatterv(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        return x
+
+    def all_to_all(self, x: torch.Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> torch.Tensor:
+        return x
+
+    def all_to_all_begin(self, x: torch.Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> PendingRows:
+        return LocalPendingRows(x)
+
+    def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        return x
+
+
+@attrs.frozen(eq=False)
+class LocalPendingRows:
+    """A collective of one rank, done as it began."""
+
+    rows: torch.Tensor
+
+    def wait(self) -> torch.Tensor:
+        return self.rows
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RankComms:
+    """``Comms`` of a rank: for tensors on its device, and ``host`` for tensors on the CPU."""
+
+    world: GroupComm
+    attn_tp: GroupComm
+    moe_ep: GroupComm
+    moe_tp: GroupComm
+    on_host: RankComms | None = None
+
+    @property
+    def host(self) -> RankComms:
+        """The same groups for CPU tensors; itself when the rank computes on the CPU."""
+        return self.on_host or self
+
+
+def local_comms() -> RankComms:
+    """Groups of a layout with one rank; needs no process group."""
+    only = LocalComm()
+    return RankComms(world=only, attn_tp=only, moe_ep=only, moe_tp=only)
+
+
+def join_process_group(*, rank: int, ranks: int, store: Store, device_type: str, timeout_s: float) -> None:
+    """Joins torch.distributed's default group: gloo for CPU tensors, and NCCL beside it on GPUs. Every rank calls it once."""
+    dist.init_process_group(
+        backend="gloo" if device_type == "cpu" else "cpu:gloo,cuda:nccl",
+        store=store,
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+
+
+def create_comms(sizes: ParallelSizes, rank: int, device_type: str = "cpu") -> RankComms:
+    """The groups of ``rank``. Collective: every rank calls it with the same sizes, after ``join_process_group``.
+
+    Axes with equal groups share one communicator, groups of one rank have none.
+
+    Raises:
+        MisuseError: the process group has another number of ranks than the layout.
+    """
+    if sizes.ranks == 1:
+        return local_comms()
+    if dist.get_world_size() != sizes.ranks:
+        raise MisuseError(f"the layout has {sizes.ranks} ranks, the process group {dist.get_world_size()}")
+    groups = _create_groups(sizes)
+
+    def comms_of(comm_class: type[GlooComm] | type[NcclComm], on_host: RankComms | None) -> RankComms:
+        made: dict[GroupAxis, GroupComm] = {}
+        for axis in COMM_AXES:
+            members = next(members for members in group_ranks(sizes, axis) if rank in members)
+            group = groups[group_ranks(sizes, axis)]
+            made[axis] = (
+                LocalComm(ranks=members)
+                if group is None
+                else comm_class(group=group, ranks=members, rank=members.index(rank))
+            )
+        return RankComms(
+            world=made[GroupAxis.WORLD],
+            attn_tp=made[GroupAxis.ATTN_TP],
+            moe_ep=made[GroupAxis.MOE_EP],
+            moe_tp=made[GroupAxis.MOE_TP],
+            on_host=on_host,
+        )
+
+    host = comms_of(GlooComm, None)
+    return host if device_type == "cpu" else comms_of(NcclComm, host)
+
+
+def _create_groups(sizes: ParallelSizes) -> dict[tuple[tuple[int, ...], ...], ProcessGroup | None]:
+    """One process group a partition of the ranks, created in the same order everywhere; None for partitions into single ranks."""
+    created: dict[tuple[tuple[int, ...], ...], ProcessGroup | None] = {}
+    for axis in COMM_AXES:
+        partition = group_ranks(sizes, axis)
+        if partition in created:
+            continue
+        if len(partition) == 1:
+            created[partition] = dist.group.WORLD
+        elif len(partition) == sizes.ranks:
+            created[partition] = None
+        else:
+            made = [dist.new_group(list(members)) for members in partition]
+            created[partition] = next(
+                group for group, members in zip(made, partition, strict=True) if dist.get_rank() in members
+            )
+    return created
