@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import xxhash
@@ -122,7 +122,7 @@ class RandomCheckpoint:
 
     FP8_SPREAD = 64.0
     """Standard deviation of stored float8 values; the block scales take it out again."""
-    DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
+    DTYPES: ClassVar[dict[str, torch.dtype]] = {"F32": torch.float32, "BF16": torch.bfloat16}
 
     def __init__(self, tensors: Mapping[str, TensorSpec], dtype_name: str, seed: int) -> None:
         if dtype_name not in self.DTYPES:

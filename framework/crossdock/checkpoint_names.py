@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import attrs
-import torch
 
 from crossdock.errors import CheckpointError
 from crossdock.types.model import Checkpoint, ModelInfo
+
+if TYPE_CHECKING:
+    import torch
 
 STACKED = {
     "gate_up_proj": ("weight", ("gate_proj", "up_proj")),

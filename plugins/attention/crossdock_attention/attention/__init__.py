@@ -1,0 +1,1 @@
+"""Plugins of the ``attention`` point, one folder each."""

@@ -1,0 +1,1 @@
+"""Plugins of the ``strategy`` point, one folder each."""

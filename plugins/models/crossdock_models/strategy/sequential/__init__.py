@@ -1,0 +1,1 @@
+"""Every op of a forward pass in declared order, one micro-batch."""
