@@ -1,0 +1,1 @@
+"""Dispatcher for ranks of one NVLink domain: Triton kernels over torch symmetric memory."""

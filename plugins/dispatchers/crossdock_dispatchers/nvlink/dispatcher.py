@@ -1,0 +1,205 @@
+"""Rows go straight into the memory of the ranks that hold their experts; outputs come home the same way.
+
+One code path serves prefill and decode: the bucket (rows a rank brings at most this step) and the number of programs are all that
+differ, so "low latency" is a small bucket. Row t of source s lands at row ``s * bucket + t`` everywhere, hence no layout pass, no
+exchange of counts and no host synchronisation: both ways can be captured in a graph.
+Why buffers may be reused at once: a peer's next put can start only after it summed this step's outputs, for which it waited for our
+``combine``, which we launch after our experts have read the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from crossdock.errors import CapacityTooSmall
+from crossdock.rows import Rows
+from crossdock.types.dispatch import Pending, Received, ReceiveLayout, ScaleForm
+
+from crossdock_dispatchers.nvlink.capabilities import nvlink_capabilities
+from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
+from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS
+from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows
+from crossdock_dispatchers.nvlink.workspace import SlotBuffers, SymmetricAllocator, allocate_slot
+
+if TYPE_CHECKING:
+    from crossdock.types.dispatch import DispatcherCapabilities, DispatcherSpec, DispatchStep
+
+    from crossdock_dispatchers.nvlink.options import NvlinkOptions
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Flight:
+    """What the way back needs, and for a split call the event after which the transfer was issued."""
+
+    bucket: int
+    programs: int
+    topk_ids: torch.Tensor
+    inputs: tuple[torch.Tensor, ...] = ()
+    """Kept alive until the transfer stream has read them."""
+    issued: torch.cuda.Event | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Homecoming:
+    """Outputs under way; ``out`` is final after ``combine_end``."""
+
+    flight: _Flight
+    expert_out: torch.Tensor
+    out: torch.Tensor
+    issued: torch.cuda.Event | None
+
+
+class NvlinkDispatcher:
+    """Triton kernels over symmetric memory, for ranks of one NVLink domain.
+
+    With one batch in flight each way is a single launch on the current stream. With two, ``begin`` issues the transfer on a stream of
+    its own with ``overlap_programs`` multiprocessors, and ``end`` waits for the peers' flags.
+    """
+
+    def __init__(self, spec: DispatcherSpec, options: NvlinkOptions, allocator: SymmetricAllocator) -> None:
+        if spec.max_rows_per_rank < 1:
+            raise CapacityTooSmall("dispatcher nvlink needs a capacity of at least 1 row a rank", needed=1)
+        self._spec = spec
+        self._capabilities = nvlink_capabilities(spec.sizes, options, spec.max_rows_per_rank)
+        self._rank = spec.comms.moe_ep.rank
+        self._split = spec.max_in_flight > 1
+        multiprocessors = torch.cuda.get_device_properties(spec.device).multi_processor_count
+        self._programs = options.overlap_programs if self._split else options.programs or multiprocessors
+        self._chunks = options.chunks
+        self._stream = torch.cuda.Stream(spec.device) if self._split else None
+        quantised = options.wire == "fp8"
+        self._slots: list[SlotBuffers] = [
+            allocate_slot(
+                allocator,
+                world=spec.sizes.ranks,
+                capacity=spec.max_rows_per_rank,
+                hidden_size=spec.hidden_size,
+                top_k=spec.top_k,
+                dtype=spec.dtype,
+                wire_dtype=torch.float8_e4m3fn if quantised else spec.dtype,
+                scale_block=BLOCK_ELEMENTS if quantised else None,
+                programs=self._programs,
+                chunks=self._chunks,
+            )
+            for _ in range(spec.max_in_flight)
+        ]
+
+    @property
+    def capabilities(self) -> DispatcherCapabilities:
+        return self._capabilities
+
+    def dispatch_begin(
+        self,
+        hidden_states: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        step: DispatchStep,
+        slot: int,
+    ) -> Pending:
+        bucket = max(1, self._bucket(step))
+        programs = min(self._programs, bucket)
+        hidden_states, topk_ids, topk_weights = (x.contiguous() for x in (hidden_states, topk_ids, topk_weights))
+        buffers = self._slots[slot]
+
+        def put() -> None:
+            put_rows(
+                hidden_states,
+                topk_ids,
+                topk_weights,
+                buffers,
+                rank=self._rank,
+                bucket=bucket,
+                slots_per_rank=self._spec.num_local_experts,
+                programs=programs,
+                synchronise=True,
+                wait=not self._split,
+            )
+
+        issued = self._issue(put)
+        flight = _Flight(
+            bucket=bucket,
+            programs=programs,
+            topk_ids=topk_ids,
+            inputs=(hidden_states, topk_weights) if self._split else (),
+            issued=issued,
+        )
+        return Pending(slot=slot, payload=flight)
+
+    def dispatch_end(self, pending: Pending) -> Received:
+        flight: _Flight = pending.payload
+        buffers = self._slots[pending.slot]
+        if flight.issued is not None:
+            torch.cuda.current_stream().wait_event(flight.issued)
+            wait_rows(buffers, rank=self._rank, programs=flight.programs)
+        rows = self._spec.sizes.ranks * flight.bucket
+        return Received(
+            layout=ReceiveLayout.TOKEN_ROWS,
+            rows=buffers.rows.local[:rows],
+            scales=None if buffers.scales is None else buffers.scales.local[:rows],
+            scale_form=None if buffers.scales is None else ScaleForm.FP32_ROW,
+            local_topk_ids=buffers.ids.local[:rows],
+            row_weights=buffers.weights.local[:rows],
+            slot=pending.slot,
+            way_back=flight,
+        )
+
+    def combine_begin(self, expert_out: torch.Tensor, received: Received) -> Pending:
+        flight: _Flight = received.way_back
+        expert_out = expert_out.contiguous()
+        out = torch.empty(
+            flight.topk_ids.shape[0], self._spec.hidden_size, dtype=self._spec.dtype, device=self._spec.device
+        )
+        issued = self._issue(
+            lambda: self._sum(flight, expert_out, out, received.slot, put=True, reduce=not self._split)
+        )
+        return Pending(
+            slot=received.slot, payload=_Homecoming(flight=flight, expert_out=expert_out, out=out, issued=issued)
+        )
+
+    def combine_end(self, pending: Pending) -> Rows:
+        home: _Homecoming = pending.payload
+        if home.issued is not None:
+            torch.cuda.current_stream().wait_event(home.issued)
+            self._sum(home.flight, home.expert_out, home.out, pending.slot, put=False, reduce=True)
+        return Rows(
+            tensor=home.out,
+            layout=self._capabilities.output_rows,
+            owed=self._capabilities.output_owed,
+            comms=self._spec.comms,
+        )
+
+    def _bucket(self, step: DispatchStep) -> int:
+        """Rows a rank brings at most, equal on all ranks: the graph bucket, the largest known count, or the capacity."""
+        if step.bucket is not None:
+            return step.bucket
+        return max(step.source_counts) if step.source_counts is not None else self._spec.max_rows_per_rank
+
+    def _issue(self, launch: Callable[[], None]) -> torch.cuda.Event | None:
+        """Runs the launch here, or on the transfer stream after what this stream has issued so far."""
+        if self._stream is None:
+            launch()
+            return None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            launch()
+        return self._stream.record_event()
+
+    def _sum(
+        self, flight: _Flight, expert_out: torch.Tensor, out: torch.Tensor, slot: int, *, put: bool, reduce: bool
+    ) -> None:
+        sum_rows(
+            expert_out,
+            flight.topk_ids,
+            self._slots[slot],
+            out,
+            rank=self._rank,
+            bucket=flight.bucket,
+            slots_per_rank=self._spec.num_local_experts,
+            programs=flight.programs,
+            chunks=self._chunks,
+            put=put,
+            reduce=reduce,
+        )

@@ -1,0 +1,1 @@
+"""Kernels of the NVLink dispatcher, each beside its readable torch twin."""

@@ -1,0 +1,128 @@
+"""Triton kernel that puts token rows straight into the receive buffers of the ranks that hold their experts.
+
+Row t of source rank s always lands at row ``s * bucket + t`` of a destination, so neither a layout pass nor an exchange of
+counts stands before the transfer. Rows that a destination does not need are not sent; their ids there say -1.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def signal_and_wait(
+    peer_flags,
+    my_flags,
+    my_rank,
+    index,
+    stride,
+    world: tl.constexpr,
+    signal: tl.constexpr,
+    wait: tl.constexpr,
+):
+    """Tells program ``index`` of every rank that this program's stores are done, and waits for theirs.
+
+    A flag goes 0 -> 1 by its writer and 1 -> 0 by its reader, so that replays of a graph need no epoch.
+    """
+    if signal:
+        # All threads' stores happen before the one thread's release (cumulativity over the barrier).
+        tl.debug_barrier()
+        for i in tl.static_range(1, world):
+            peer = (my_rank + i) % world
+            flag = tl.load(peer_flags + peer).to(tl.pointer_type(tl.int32)) + my_rank * stride + index
+            while tl.atomic_cas(flag, 0, 1, sem="release", scope="sys") != 0:
+                pass
+    if wait:
+        for i in tl.static_range(1, world):
+            peer = (my_rank + i) % world
+            flag = my_flags + peer * stride + index
+            while tl.atomic_cas(flag, 1, 0, sem="acquire", scope="sys") != 1:
+                pass
+        tl.debug_barrier()
+
+
+@triton.jit
+def put_rows_kernel(
+    # pointers: own inputs
+    hidden,
+    topk_ids,
+    topk_weights,
+    # pointers: int64 tables of every rank's buffer addresses, and own flags
+    peer_rows,
+    peer_scales,
+    peer_ids,
+    peer_weights,
+    peer_flags,
+    my_flags,
+    # sizes
+    num_rows,
+    bucket,
+    my_rank,
+    slots_per_rank,
+    hidden_size,
+    top_k,
+    flag_stride,
+    # meta
+    wire_type: tl.constexpr,
+    world: tl.constexpr,
+    top_k_block: tl.constexpr,
+    block: tl.constexpr,
+    quantise: tl.constexpr,
+    signal: tl.constexpr,
+    wait: tl.constexpr,
+):
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    k = tl.arange(0, top_k_block)
+    columns = tl.arange(0, block)
+    row_elements = hidden_size.to(tl.int64)  # row offsets pass 2**31
+    for row in range(program, bucket, programs):
+        # Which ranks need this row; ids and weights go to every rank, -1 where it holds none of the experts.
+        choices = tl.where(row < num_rows, top_k, 0)
+        ids = tl.load(topk_ids + row * top_k + k, mask=k < choices, other=-1)
+        weights = tl.load(topk_weights + row * top_k + k, mask=k < choices, other=0.0)
+        landing = my_rank * bucket + row
+        needed = 0
+        for i in tl.static_range(world):
+            peer = (my_rank + 1 + i) % world
+            local = ids - peer * slots_per_rank
+            here = (ids >= 0) & (local >= 0) & (local < slots_per_rank)
+            needed |= (tl.sum(here.to(tl.int32), axis=0) > 0).to(tl.int32) << i
+            ids_there = tl.load(peer_ids + peer).to(tl.pointer_type(tl.int64))
+            tl.store(ids_there + landing * top_k + k, tl.where(here, local, -1), mask=k < top_k)
+            weights_there = tl.load(peer_weights + peer).to(tl.pointer_type(tl.float32))
+            tl.store(weights_there + landing * top_k + k, weights, mask=k < top_k)
+        # The payload is read once and stored to each rank that needs it.
+        if needed != 0:
+            for start in range(0, hidden_size, block):
+                inside = start + columns < hidden_size
+                x = tl.load(hidden + row * row_elements + start + columns, mask=inside, other=0.0)
+                if quantise:
+                    groups = tl.reshape(x.to(tl.float32), (block // 128, 128))
+                    scale = tl.maximum(tl.max(tl.abs(groups), axis=1), 1e-10) / 448.0
+                    payload = tl.reshape((groups / scale[:, None]).to(wire_type), (block,))
+                    group = start // 128 + tl.arange(0, block // 128)
+                else:
+                    payload = x.to(wire_type)
+                for i in tl.static_range(world):
+                    peer = (my_rank + 1 + i) % world
+                    columns_sent = tl.where(((needed >> i) & 1) != 0, hidden_size, 0)
+                    there = tl.load(peer_rows + peer).to(tl.pointer_type(wire_type))
+                    tl.store(
+                        there + landing * row_elements + start + columns, payload, mask=start + columns < columns_sent
+                    )
+                    if quantise:
+                        scales_there = tl.load(peer_scales + peer).to(tl.pointer_type(tl.float32))
+                        tl.store(
+                            scales_there + landing * (hidden_size // 128) + group,
+                            scale,
+                            mask=group < columns_sent // 128,
+                        )
+    signal_and_wait(peer_flags, my_flags, my_rank, program, flag_stride, world, signal, wait)
+
+
+@triton.jit
+def wait_rows_kernel(my_flags, my_rank, flag_stride, world: tl.constexpr):
+    """Program p waits for program p of every peer's put; launched by ``dispatch_end`` when begin did not wait."""
+    signal_and_wait(my_flags, my_flags, my_rank, tl.program_id(0), flag_stride, world, False, True)

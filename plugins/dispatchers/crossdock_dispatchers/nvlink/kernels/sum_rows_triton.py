@@ -1,0 +1,177 @@
+"""Triton kernel that sends expert outputs home and sums them there, in rank order.
+
+Each program handles the same rows on every rank, in chunks: it puts chunk c for its peers while the peers' chunk c - 1 is on
+its way, then sums that one. The local contribution is read where the experts left it, never copied.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from crossdock_dispatchers.nvlink.kernels.put_rows_triton import signal_and_wait
+
+
+@triton.jit
+def put_outputs(
+    expert_out,
+    received_ids,
+    peer_homes,
+    first,
+    last,
+    program,
+    programs,
+    bucket,
+    my_rank,
+    hidden_size,
+    top_k,
+    wire_type: tl.constexpr,
+    world: tl.constexpr,
+    top_k_block: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Rows ``program + j * programs`` for j in [first, last), of every other source, to their home rank."""
+    k = tl.arange(0, top_k_block)
+    columns = tl.arange(0, block)
+    row_elements = hidden_size.to(tl.int64)  # row offsets pass 2**31
+    for j in range(first, last):
+        row = program + j * programs
+        for i in tl.static_range(1, world):
+            source = (my_rank + i) % world
+            there = source * bucket + row
+            ids = tl.load(received_ids + there * top_k + k, mask=k < tl.where(row < bucket, top_k, 0), other=-1)
+            if tl.max(ids, axis=0) >= 0:
+                home = tl.load(peer_homes + source).to(tl.pointer_type(wire_type))
+                landing = my_rank * bucket + row
+                for start in range(0, hidden_size, block):
+                    inside = start + columns < hidden_size
+                    y = tl.load(expert_out + there * row_elements + start + columns, mask=inside, other=0.0)
+                    tl.store(home + landing * row_elements + start + columns, y.to(wire_type), mask=inside)
+
+
+@triton.jit
+def sum_outputs(
+    expert_out,
+    topk_ids,
+    my_home,
+    out,
+    first,
+    last,
+    program,
+    programs,
+    num_rows,
+    bucket,
+    my_rank,
+    slots_per_rank,
+    hidden_size,
+    top_k,
+    world: tl.constexpr,
+    top_k_block: tl.constexpr,
+    block: tl.constexpr,
+):
+    """out[t] = sum over ranks, ascending, of the contribution of each rank that holds an expert of token t."""
+    k = tl.arange(0, top_k_block)
+    columns = tl.arange(0, block)
+    row_elements = hidden_size.to(tl.int64)  # row offsets pass 2**31
+    for j in range(first, last):
+        row = program + j * programs
+        if row < num_rows:
+            ids = tl.load(topk_ids + row * top_k + k, mask=k < top_k, other=-1)
+            needed = 0
+            for rank in tl.static_range(world):
+                local = ids - rank * slots_per_rank
+                chosen = (ids >= 0) & (local >= 0) & (local < slots_per_rank)
+                needed |= (tl.sum(chosen.to(tl.int32), axis=0) > 0).to(tl.int32) << rank
+            for start in range(0, hidden_size, block):
+                inside = start + columns < hidden_size
+                total = tl.zeros((block,), dtype=tl.float32)
+                for rank in tl.static_range(world):
+                    wanted = tl.where(((needed >> rank) & 1) != 0, hidden_size, 0)
+                    at = (rank * bucket + row) * row_elements + start + columns
+                    own_columns = tl.where(my_rank == rank, wanted, 0)
+                    own = tl.load(expert_out + at, mask=start + columns < own_columns, other=0.0)
+                    sent = tl.load(my_home + at, mask=start + columns < wanted - own_columns, other=0.0)
+                    total += own.to(tl.float32) + sent.to(tl.float32)
+                at_out = row * row_elements + start + columns
+                tl.store(out + at_out, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sum_rows_kernel(
+    # pointers: own inputs, receive side of the way home, output
+    expert_out,
+    received_ids,
+    topk_ids,
+    my_home,
+    out,
+    # pointers: address tables, own flags
+    peer_homes,
+    peer_flags,
+    my_flags,
+    # sizes
+    num_rows,
+    bucket,
+    my_rank,
+    slots_per_rank,
+    hidden_size,
+    top_k,
+    flag_stride,
+    # meta
+    wire_type: tl.constexpr,
+    world: tl.constexpr,
+    top_k_block: tl.constexpr,
+    block: tl.constexpr,
+    chunks: tl.constexpr,
+    put: tl.constexpr,
+    reduce: tl.constexpr,
+    synchronise: tl.constexpr,
+):
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    rows_here = tl.cdiv(bucket, programs)
+    chunk_rows = tl.cdiv(rows_here, chunks)
+    for chunk in range(chunks + 1):
+        if put and chunk < chunks:
+            put_outputs(
+                expert_out,
+                received_ids,
+                peer_homes,
+                chunk * chunk_rows,
+                tl.minimum((chunk + 1) * chunk_rows, rows_here),
+                program,
+                programs,
+                bucket,
+                my_rank,
+                hidden_size,
+                top_k,
+                wire_type,
+                world,
+                top_k_block,
+                block,
+            )
+            signal_and_wait(
+                peer_flags, my_flags, my_rank, program * chunks + chunk, flag_stride, world, synchronise, False
+            )
+        if reduce and chunk > 0:
+            signal_and_wait(
+                peer_flags, my_flags, my_rank, program * chunks + chunk - 1, flag_stride, world, False, synchronise
+            )
+            sum_outputs(
+                expert_out,
+                topk_ids,
+                my_home,
+                out,
+                (chunk - 1) * chunk_rows,
+                tl.minimum(chunk * chunk_rows, rows_here),
+                program,
+                programs,
+                num_rows,
+                bucket,
+                my_rank,
+                slots_per_rank,
+                hidden_size,
+                top_k,
+                world,
+                top_k_block,
+                block,
+            )
