@@ -1,6 +1,7 @@
-"""The NVLink kernels under Triton's interpreter: several ranks' buffers in one process, compared with the torch twins.
+"""The NVLink kernels with several ranks' buffers in one process, compared with the torch twins.
 
-fp32 and fp16 only: bf16 arithmetic in the interpreter is wrong. Flags are left alone, the ranks run one after the other.
+Under Triton's interpreter where there is no GPU (fp32 and fp16 only: its bf16 arithmetic is wrong); there the ranks run one after the
+other and leave the flags alone. On a GPU the same tests run compiled, and one more with a stream a rank and live flags.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import attrs
 import pytest
 import torch
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="triton is not installed (extra `interpreter`)")
 
-from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows
+from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
 from crossdock_dispatchers.nvlink.kernels.put_rows_torch import put_rows_torch
 from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS, quantise_rows
 from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows
 from crossdock_dispatchers.nvlink.kernels.sum_rows_torch import sum_rows_torch
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers, allocate_slot
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 WORLD, SLOTS, TOP_K, CAPACITY = 3, 2, 3, 5
 POISON = 7.0e3
@@ -53,10 +55,12 @@ class HostDomain:
 
             def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> HostBuffer:
                 if self._calls == len(domain._buffers):
-                    domain._buffers.append([torch.zeros(*shape, dtype=dtype) for _ in range(domain._world)])
+                    domain._buffers.append(
+                        [torch.zeros(*shape, dtype=dtype, device=DEVICE) for _ in range(domain._world)]
+                    )
                 ranks = domain._buffers[self._calls]
                 self._calls += 1
-                addresses = torch.tensor([buffer.data_ptr() for buffer in ranks], dtype=torch.int64)
+                addresses = torch.tensor([buffer.data_ptr() for buffer in ranks], dtype=torch.int64, device=DEVICE)
                 return HostBuffer(local=ranks[self._rank], addresses=addresses)
 
         return [
@@ -86,7 +90,8 @@ def routed(seed: int, counts: Sequence[int], hidden_size: int, dtype: torch.dtyp
             row.copy_(torch.randperm(WORLD * SLOTS, generator=generator)[:TOP_K])
         ids = torch.where(torch.rand(count, TOP_K, generator=generator) < 0.2, -1, ids)
         hidden = torch.randn(count, hidden_size, generator=generator).to(dtype)
-        batches.append((hidden, ids, torch.rand(count, TOP_K, generator=generator)))
+        weights = torch.rand(count, TOP_K, generator=generator)
+        batches.append((hidden.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE)))
     return batches
 
 
@@ -131,7 +136,7 @@ def test_the_fp8_wire_carries_representable_values_exactly() -> None:
         exact = (hidden * 100).clamp(-440, 440).to(torch.float8_e4m3fn).float()
         exact.view(len(hidden), -1, BLOCK_ELEMENTS)[:, :, 0] = 448.0
         powers = 2.0 ** torch.randint(-6, 3, (len(hidden), hidden_size // BLOCK_ELEMENTS), generator=generator)
-        batches.append((exact * powers.repeat_interleave(BLOCK_ELEMENTS, 1), ids, weights))
+        batches.append((exact * powers.repeat_interleave(BLOCK_ELEMENTS, 1).to(DEVICE), ids, weights))
     for rank, (hidden, ids, weights) in enumerate(batches):
         put_rows(
             hidden,
@@ -177,11 +182,63 @@ def test_outputs_come_home_summed_in_rank_order(counts: tuple[int, ...], chunks:
             wait=False,
         )
     generator = torch.Generator().manual_seed(1)
-    outs = [torch.randn(WORLD * bucket, hidden_size, generator=generator) for _ in range(WORLD)]
-    results = [torch.full((len(hidden), hidden_size), POISON) for hidden, _, _ in batches]
+    outs = [torch.randn(WORLD * bucket, hidden_size, generator=generator).to(DEVICE) for _ in range(WORLD)]
+    results = [torch.full((len(hidden), hidden_size), POISON, device=DEVICE) for hidden, _, _ in batches]
     for put, reduce in ((True, False), (False, True)):
         for rank, (_, ids, _) in enumerate(batches):
             sum_rows(outs[rank], ids, slots[rank], results[rank], rank=rank, bucket=bucket, slots_per_rank=SLOTS,
                      programs=programs, chunks=chunks, put=put, reduce=reduce, synchronise=False)  # fmt: skip
     for rank, (_, ids, _) in enumerate(batches):
         assert torch.equal(results[rank], sum_rows_torch(outs, ids, rank, bucket, SLOTS))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fused", [True, False])
+def test_ranks_that_run_at_the_same_time_wait_for_one_another(dtype: torch.dtype, fused: bool) -> None:
+    """A stream a rank; 50 rounds over the same buffers, so that a flag left over from a round would show."""
+    counts, hidden_size, programs, chunks = (5, 0, 3), 640, 4, 2
+    bucket = max(counts)
+    slots = HostDomain(WORLD).slots(dtype, hidden_size, False, programs, chunks)
+    streams = [torch.cuda.Stream() for _ in range(WORLD)]
+    for round_ in range(50):
+        batches = routed(round_, counts, hidden_size, dtype)
+        generator = torch.Generator().manual_seed(round_)
+        outs = [torch.randn(WORLD * bucket, hidden_size, generator=generator).to(DEVICE, dtype) for _ in range(WORLD)]
+        results = [
+            torch.full((len(hidden), hidden_size), POISON, device=DEVICE, dtype=dtype) for hidden, _, _ in batches
+        ]
+        torch.cuda.synchronize()
+        for rank, (hidden, ids, weights) in enumerate(batches):
+            with torch.cuda.stream(streams[rank]):
+                put_rows(
+                    hidden,
+                    ids,
+                    weights,
+                    slots[rank],
+                    rank=rank,
+                    bucket=bucket,
+                    slots_per_rank=SLOTS,
+                    programs=programs,
+                    synchronise=True,
+                    wait=fused,
+                )
+                if not fused:
+                    wait_rows(slots[rank], rank=rank, programs=programs)
+                sum_rows(
+                    outs[rank],
+                    ids,
+                    slots[rank],
+                    results[rank],
+                    rank=rank,
+                    bucket=bucket,
+                    slots_per_rank=SLOTS,
+                    programs=programs,
+                    chunks=chunks,
+                )
+        torch.cuda.synchronize()
+        for rank, (_, ids, _) in enumerate(batches):
+            assert torch.equal(results[rank], sum_rows_torch(outs, ids, rank, bucket, SLOTS))
+        for slot in slots:
+            assert not slot.put_flags.local.any()
+            assert not slot.sum_flags.local.any()
