@@ -8,7 +8,7 @@ from crossdock.ops.swiglu_torch import swiglu_torch
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """[..., 2I], gate half first -> [..., I], same dtype; the input may be overwritten.
+    """[..., 2I], gate half first -> [..., I], same dtype.
 
     Raises:
         ValueError: the last dimension is odd.

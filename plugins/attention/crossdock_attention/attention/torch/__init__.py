@@ -1,0 +1,1 @@
+"""Attention over the paged cache in torch operators: gather pages, then attend."""
