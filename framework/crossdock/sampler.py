@@ -36,10 +36,14 @@ class SamplingRow:
         return self.params.temperature < _GREEDY_BELOW or self.params.top_k == 1
 
     @property
-    def changes_logits(self) -> bool:
+    def is_penalised(self) -> bool:
+        """The tokens so far matter to the choice."""
         p = self.params
-        penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-        return penalised or bool(p.logit_bias) or bool(self.forbidden)
+        return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+
+    @property
+    def changes_logits(self) -> bool:
+        return bool(self.params.logit_bias) or bool(self.forbidden) or self.is_penalised
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:

@@ -101,7 +101,7 @@ class EngineSequence:
     def finish_reason(self, eos_token_ids: frozenset[int], max_sequence_tokens: int) -> str | None:
         """Whether the tokens so far end the sequence: ``stop``, ``length`` or None."""
         sampling = self.request.sampling
-        if self.num_generated and self.num_generated >= sampling.min_new_tokens:
+        if self.num_generated > sampling.min_new_tokens:
             last = self.tokens[-1]
             if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):
                 return "stop"
