@@ -51,6 +51,10 @@ class StepRecord:
     eplb_pass: int = 0
     has_work: int = 0
     """1 while the replica holds any unfinished request; when it is 0 everywhere, all ranks park."""
+    stop: int = 0
+    """1 once this replica was told to stop; when it is 1 everywhere, all ranks leave together after this exchange."""
+    controls: int = 0
+    """Controls for all ranks that this replica has received since the start; the smallest count is what all may execute."""
 
 
 @attrs.frozen(kw_only=True)
