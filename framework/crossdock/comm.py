@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Store
+from torch.distributed import ProcessGroup
 
 from crossdock.comm_gloo import GlooComm
 from crossdock.comm_nccl import NcclComm
@@ -16,6 +17,9 @@ from crossdock.errors import MisuseError
 from crossdock.groups import GroupAxis, group_ranks
 from crossdock.types.comm import GroupComm, PendingRows
 from crossdock.types.parallel import ParallelSizes
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 COMM_AXES = (GroupAxis.WORLD, GroupAxis.ATTN_TP, GroupAxis.MOE_EP, GroupAxis.MOE_TP)
 """Axes with collectives; attn_cp and moe_dp above 1 are refused at start."""
