@@ -205,7 +205,7 @@ class OneProcessWorld:
             context = RankContext(rank=rank, size=self.sizes.ranks, comms_of=lambda sizes: comms)
             try:
                 results[rank] = function(context, *args)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - pytest's failures are no Exception
                 errors[rank] = error
                 rendezvous.abort()
 

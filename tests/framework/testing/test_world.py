@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-
 from crossdock.groups import resolve_sizes
 from crossdock.testing.world import OneProcessWorld, RankFailure, RankHang, RankPool
 
