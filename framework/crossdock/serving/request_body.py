@@ -1,0 +1,73 @@
+"""JSON bodies to attrs classes: which field, which rule; keys nobody knows are ignored and logged once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import attrs
+import msgspec
+import structlog
+
+from crossdock.errors import RequestError
+
+Body = TypeVar("Body")
+
+_PLACE = re.compile(r"^(?P<rule>.*) - at `\$(?P<path>[^`]*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`$")
+_LOG = structlog.get_logger("crossdock.server")
+
+
+@attrs.define(kw_only=True)
+class UnknownKeys:
+    """Remembers which unknown keys were logged, so that a client that sends one with each request is logged once."""
+
+    max_remembered: int = 1000
+    _seen: set[tuple[str, str]] = attrs.Factory(set)
+
+    def note(self, body: Mapping[str, Any], cls: type[Any]) -> None:
+        """Logs each top-level key of ``body`` that ``cls`` does not have, the first time it is seen."""
+        known = {field.name for field in attrs.fields(cls)}
+        for key in body:
+            place = (cls.__name__, key[:100])
+            if key in known or place in self._seen or len(self._seen) >= self.max_remembered:
+                continue
+            self._seen.add(place)
+            _LOG.info("unknown key ignored", body=cls.__name__, key=key[:100])
+
+
+def read_body(raw: bytes, cls: type[Body], unknown_keys: UnknownKeys) -> Body:
+    """The body as ``cls``; an empty body counts as ``{}``.
+
+    Raises:
+        RequestError: no JSON, no object, a wrong type or a value out of range; ``field`` is the key's path.
+    """
+    try:
+        decoded = msgspec.json.decode(raw) if raw.strip() else {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(decoded, dict):
+        raise RequestError(f"the body must be a JSON object, found {_kind(decoded)}")
+    try:
+        body = msgspec.convert(decoded, cls)
+    except msgspec.ValidationError as error:
+        raise _request_error(str(error)) from error
+    unknown_keys.note(decoded, cls)
+    return body
+
+
+def _request_error(message: str) -> RequestError:
+    place = _PLACE.match(message)
+    rule, path = (place["rule"], place["path"].lstrip(".")) if place else (message, "")
+    missing = _MISSING.match(rule)
+    if missing:
+        name = f"{path}.{missing['name']}" if path else missing["name"]
+        return RequestError(f"{name}: this field is required", field=name)
+    rule = rule[:1].lower() + rule[1:]
+    return RequestError(f"{path}: {rule}" if path else rule, field=path or None)
+
+
+def _kind(value: object) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
