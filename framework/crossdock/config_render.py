@@ -50,11 +50,7 @@ def render_config(loaded: LoadedConfig, *, resolved: bool) -> str:
             source = _source(loaded.sources, f"{name}.{key}")
             if source is None and not resolved:
                 continue
-            item: Any = tomlkit.item(value)
-            if not isinstance(value, dict):
-                derived = value != stated[name][key]
-                item.comment(DERIVED if derived else source or DEFAULT)
-            rendered.append(key, item)
+            rendered.append(key, _item(value, DERIVED if value != stated[name][key] else source or DEFAULT))
         if len(rendered):
             document.append(name, rendered)
     return tomlkit.dumps(document)
@@ -82,6 +78,14 @@ def loaded_points(config: Config) -> tuple[str, ...]:
     """Points whose plugin a rank of this config loads, observers apart."""
     unused = unused_points(config)
     return tuple(point for point in CHOICE_POINTS if point not in unused)
+
+
+def _item(value: object, comment: str) -> Any:
+    """A TOML item; a table takes no comment, its values would each need one."""
+    item: Any = tomlkit.item(value)
+    if not isinstance(value, dict):
+        item.comment(comment)
+    return item
 
 
 def _source(sources: Mapping[str, str], path: str) -> str | None:

@@ -1,0 +1,1 @@
+"""The command line, on top of everything; only the chosen command's module is imported."""
