@@ -1,4 +1,7 @@
-"""From the logits of a step to the tokens of its sequences: which rows sample, with what, and which score the prompt."""
+"""From the logits of a step to the tokens of its sequences: which rows sample, with what, and which score the prompt.
+
+In two parts, so that ids can stay on the device: ``sample_step`` when the step is launched, ``read_tokens`` when it is collected.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,18 @@ from crossdock.sequence import EngineSequence
 from crossdock.types.request import TokenLogprob
 
 
-def choose_tokens(logits: torch.Tensor, scheduled: Scheduled, eos_token_ids: frozenset[int]) -> StepTokens:
-    """``logits`` [R, V] float32: the logit rows of ``scheduled`` in order. Runs on the leader."""
-    samples = scheduled.samples
-    last_rows: list[int] = []
-    rows: list[SamplingRow] = []
-    end = 0
-    for sequence, part, is_sampled in zip(scheduled.sequences, scheduled.work.sequences, samples, strict=True):
-        end += part.num_logit_rows
-        if is_sampled:
-            last_rows.append(end - 1)
-            rows.append(sampling_row(sequence, eos_token_ids))
-    if not rows:
-        return StepTokens(token_ids=(), prompt_logprobs=_prompt_logprobs(logits, scheduled))
-    if len(rows) != logits.shape[0]:
-        chosen_logits = logits[torch.tensor(last_rows, device=logits.device)]
-    else:
-        chosen_logits = logits
-    ids = sample(chosen_logits, rows)
+def sample_step(logits: torch.Tensor, scheduled: Scheduled, eos_token_ids: frozenset[int]) -> torch.Tensor:
+    """``logits`` [R, V] float32, the logit rows of ``scheduled`` in order -> [S] int64, one id for each sequence that samples."""
+    sampled = [s for s, is_sampled in zip(scheduled.sequences, scheduled.samples, strict=True) if is_sampled]
+    rows = [sampling_row(sequence, eos_token_ids) for sequence in sampled]
+    return sample(_sampled_logits(logits, scheduled), rows)
+
+
+def read_tokens(logits: torch.Tensor, ids: torch.Tensor, scheduled: Scheduled) -> StepTokens:
+    """``ids`` of ``sample_step`` as host values, with the log-probabilities that were asked for."""
     return StepTokens(
         token_ids=tuple(ids.tolist()),
-        logprobs=_token_logprobs(chosen_logits, ids, rows),
+        logprobs=_token_logprobs(logits, ids, scheduled),
         prompt_logprobs=_prompt_logprobs(logits, scheduled),
     )
 
@@ -50,35 +44,54 @@ def sampling_row(sequence: EngineSequence, eos_token_ids: frozenset[int]) -> Sam
     )
 
 
-def _token_logprobs(
-    logits: torch.Tensor, ids: torch.Tensor, rows: list[SamplingRow]
-) -> tuple[TokenLogprob | None, ...]:
-    wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+def _sampled_logits(logits: torch.Tensor, scheduled: Scheduled) -> torch.Tensor:
+    """The last logit row of each sequence that samples."""
+    last_rows: list[int] = []
+    end = 0
+    for rows, is_sampled in zip(scheduled.work.sequences, scheduled.samples, strict=True):
+        end += rows.num_logit_rows
+        if is_sampled:
+            last_rows.append(end - 1)
+    if len(last_rows) == logits.shape[0]:
+        return logits
+    return logits[torch.tensor(last_rows, dtype=torch.int64, device=logits.device)]
+
+
+def _token_logprobs(logits: torch.Tensor, ids: torch.Tensor, scheduled: Scheduled) -> tuple[TokenLogprob | None, ...]:
+    """One entry for each sequence that samples; empty when nobody asked."""
+    sampled = [s for s, is_sampled in zip(scheduled.sequences, scheduled.samples, strict=True) if is_sampled]
+    counts = [sequence.request.sampling.logprobs for sequence in sampled]
+    wanted = [place for place, count in enumerate(counts) if count is not None]
     if not wanted:
         return ()
     index = torch.tensor(wanted, device=logits.device)
-    entries = logprobs_of(logits[index], ids[index], [rows[i].params.logprobs or 0 for i in wanted])
-    result: list[TokenLogprob | None] = [None] * len(rows)
+    entries = logprobs_of(
+        _sampled_logits(logits, scheduled)[index], ids[index], [counts[place] or 0 for place in wanted]
+    )
+    result: list[TokenLogprob | None] = [None] * len(sampled)
     for place, entry in zip(wanted, entries, strict=True):
         result[place] = entry
     return tuple(result)
 
 
+def _scores_prompt(sequence: EngineSequence) -> bool:
+    return sequence.request.sampling.prompt_logprobs is not None and sequence.wants_prompt_rows
+
+
 def _prompt_logprobs(logits: torch.Tensor, scheduled: Scheduled) -> tuple[tuple[TokenLogprob, ...], ...]:
     """For each sequence, entries of the prompt tokens that follow its logit rows; empty when nobody wants any."""
-    parts = zip(scheduled.sequences, scheduled.work.sequences, strict=True)
-    if not any(s.request.sampling.prompt_logprobs is not None and s.wants_prompt_rows for s, _ in parts):
+    if not any(_scores_prompt(sequence) for sequence in scheduled.sequences):
         return ()
     result: list[tuple[TokenLogprob, ...]] = []
     first = 0
     for sequence, rows in zip(scheduled.sequences, scheduled.work.sequences, strict=True):
-        count = sequence.request.sampling.prompt_logprobs
-        positions = range(rows.end - rows.num_logit_rows, min(rows.end, sequence.num_prompt - 1))
-        if count is None or not sequence.wants_prompt_rows or not positions:
-            result.append(())
-        else:
-            following = sequence.request.prompt_ids[positions.start + 1 : positions.stop + 1]
+        entries: list[TokenLogprob] = []
+        start = rows.end - rows.num_logit_rows
+        following = sequence.request.prompt_ids[start + 1 : rows.end + 1]
+        if following and _scores_prompt(sequence):
             ids = torch.tensor(following, device=logits.device)
-            result.append(tuple(logprobs_of(logits[first : first + len(following)], ids, [count] * len(following))))
+            count = sequence.request.sampling.prompt_logprobs or 0
+            entries = logprobs_of(logits[first : first + len(following)], ids, [count] * len(following))
+        result.append(tuple(entries))
         first += rows.num_logit_rows
     return tuple(result)
