@@ -1,0 +1,146 @@
+"""Replicas on GPUs: a state that the refinement steps change in place, and a first filling of it."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
+
+
+@attrs.define(kw_only=True, eq=False)
+class Packing:
+    """Which replica sits in which slot. ``loads`` always equals load / count of the expert in that slot."""
+
+    experts: Ints
+    """[L, G, S] logical expert of each slot."""
+    loads: Floats
+    """[L, G, S] tokens that the slot's replica gets when replicas share evenly."""
+
+    def gpu_loads(self) -> Floats:
+        """[L, G]."""
+        return self.loads.sum(axis=2)
+
+    def max_load(self) -> Floats:
+        """[L] load of the fullest GPU."""
+        return self.gpu_loads().max(axis=1)
+
+    def rows(self, layers: Ints) -> Packing:
+        """A copy of some layers (an index with repeats is fine)."""
+        return Packing(experts=self.experts[layers], loads=self.loads[layers])
+
+    def overwrite(self, layers: Ints, other: Packing) -> None:
+        """Take the rows of ``other`` for these layers."""
+        self.experts[layers] = other.experts
+        self.loads[layers] = other.loads
+
+
+def stacked(first: Packing, second: Packing) -> Packing:
+    """Both states, one after the other along the layers."""
+    return Packing(
+        experts=np.concatenate((first.experts, second.experts)), loads=np.concatenate((first.loads, second.loads))
+    )
+
+
+def packing_of(physical_to_logical: Ints, load: Floats, num_gpus: int) -> Packing:
+    """The state of an existing map [L, P] under ``load`` [L, E]."""
+    num_layers, num_experts = load.shape
+    flat = (layer_index(num_layers) * num_experts + physical_to_logical).ravel()
+    counts = np.bincount(flat, minlength=load.size).reshape(load.shape)
+    shape = (num_layers, num_gpus, -1)
+    per_copy = load / np.maximum(counts, 1)
+    return Packing(
+        experts=physical_to_logical.reshape(shape).copy(),
+        loads=np.take_along_axis(per_copy, physical_to_logical, axis=1).reshape(shape),
+    )
+
+
+def sorted_replicas(load: Floats, counts: Ints) -> tuple[Ints, Floats]:
+    """Experts [L, P] and loads [L, P] of all replicas, heaviest first, copies of one expert side by side."""
+    num_layers = len(load)
+    per_copy = load / counts
+    order = np.argsort(-per_copy, axis=1, kind="stable")
+    repeats = np.take_along_axis(counts, order, axis=1)
+    experts = np.repeat(order.ravel(), repeats.ravel()).reshape(num_layers, -1)
+    return experts, np.take_along_axis(per_copy, experts, axis=1)
+
+
+def deal(load: Floats, counts: Ints, num_gpus: int) -> Packing:
+    """Deal the replicas in rounds of G: each round's heaviest goes to the GPU that is lightest so far.
+
+    Within a round each GPU takes one replica, so copies of an expert (at most G) can meet on a GPU only at the border
+    of two rounds; ``separate_copies`` puts that right.
+    """
+    experts, loads = sorted_replicas(load, counts)
+    num_layers = len(load)
+    rows = layer_index(num_layers)
+    experts, loads = (items.reshape(num_layers, -1, num_gpus) for items in (experts, loads))
+    packing = Packing(
+        experts=np.ascontiguousarray(experts.transpose(0, 2, 1)), loads=np.ascontiguousarray(loads.transpose(0, 2, 1))
+    )
+    total = loads[:, 0].copy()
+    twins = np.zeros(num_layers, dtype=np.bool_)
+    for turn in range(1, experts.shape[1]):
+        lightest = np.argsort(total, axis=1, kind="stable")
+        border = experts[:, turn - 1, -1:]
+        twins |= ((experts[:, turn] == border) & (packing.experts[rows, lightest, turn - 1] == border)).any(axis=1)
+        packing.experts[rows, lightest, turn] = experts[:, turn]
+        packing.loads[rows, lightest, turn] = loads[:, turn]
+        total[rows, lightest] += loads[:, turn]
+    separate_copies(packing, np.flatnonzero(twins))
+    return packing
+
+
+def has_twins(experts: Ints) -> Bools:
+    """[...]: True where the last axis holds an expert twice."""
+    ordered = np.sort(experts, axis=-1)
+    return (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
+
+
+def separate_copies(packing: Packing, layers: Ints) -> None:
+    """Swap second copies on a GPU for the replica of nearest load on a GPU that has none, in these layers, in place."""
+    for _ in range(packing.experts[0].size):
+        twin_gpu = has_twins(packing.experts[layers])
+        again = twin_gpu.any(axis=1)
+        layers, twin_gpu = layers[again], twin_gpu[again]
+        if not layers.size:
+            return
+        helped = _swap_one_twin(packing, layers, twin_gpu.argmax(axis=1))
+        if not helped.all():
+            _deal_by_expert(packing, layers[~helped])
+        layers = layers[helped]
+
+
+def _swap_one_twin(packing: Packing, layers: Ints, gpu: Ints) -> Bools:
+    """One swap in each given layer [n]; False where none is possible."""
+    row = np.arange(layers.size)
+    experts, loads = packing.experts[layers], packing.loads[layers]
+    here = experts[row, gpu]
+    same = here[:, :, None] == here[:, None, :]
+    slot = np.tril(same, k=-1).any(axis=2).argmax(axis=1)
+    twin = here[row, slot]
+    away = ~(experts == twin[:, None, None]).any(axis=2, keepdims=True)
+    fresh = ~(experts[..., None] == here[:, None, None, :]).any(axis=3)
+    distance = np.where(away & fresh, np.abs(loads - loads[row, gpu, slot][:, None, None]), np.inf)
+    flat = distance.reshape(layers.size, -1)
+    best = flat.argmin(axis=1)
+    possible = np.isfinite(flat[row, best])
+    row, layers, gpu, slot = row[possible], layers[possible], gpu[possible], slot[possible]
+    other_gpu, other_slot = np.divmod(best[possible], experts.shape[2])
+    for array in (packing.experts, packing.loads):
+        mine, theirs = array[layers, gpu, slot].copy(), array[layers, other_gpu, other_slot].copy()
+        array[layers, gpu, slot] = theirs
+        array[layers, other_gpu, other_slot] = mine
+    return possible
+
+
+def _deal_by_expert(packing: Packing, layers: Ints) -> None:
+    """Replica i of the list sorted by expert goes to GPU i mod G: never two copies where counts are at most G."""
+    _, num_gpus, num_slots = packing.experts.shape
+    shape = (layers.size, num_slots, num_gpus)
+    experts = packing.experts[layers].reshape(layers.size, num_gpus * num_slots)
+    order = np.argsort(experts, axis=1, kind="stable")
+    loads = np.take_along_axis(packing.loads[layers].reshape(experts.shape), order, axis=1)
+    experts = np.take_along_axis(experts, order, axis=1)
+    packing.experts[layers] = experts.reshape(shape).transpose(0, 2, 1)
+    packing.loads[layers] = loads.reshape(shape).transpose(0, 2, 1)

@@ -1,0 +1,1 @@
+"""Replica pickers: which of an expert's replicas takes a token."""

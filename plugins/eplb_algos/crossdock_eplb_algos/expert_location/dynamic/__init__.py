@@ -1,0 +1,1 @@
+"""Tokens spread over all replicas of an expert."""

@@ -1,0 +1,1 @@
+"""Routing overwritten with random scores, to measure a perfectly mixed load."""
