@@ -111,9 +111,9 @@ class GuardedDispatcher:
         self._check_same("combine_end", "Pending", pending, flight.pending)
         rows = self._inner.combine_end(pending)
         expected = [flight.num_rows, self._spec.hidden_size]
-        if list(rows.tensor.shape) != expected:
+        if list(rows.partial.shape) != expected:
             raise DispatchMisuse(
-                f"combine_end: the dispatcher returned {list(rows.tensor.shape)}, dispatched were {expected}"
+                f"combine_end: the dispatcher returned {list(rows.partial.shape)}, dispatched were {expected}"
             )
         self._flights[pending.slot] = _Flight()
         return rows

@@ -87,7 +87,9 @@ class MoeBlock:
         )
 
     def dispatch_end(self, ctx: ForwardContext, pending: Pending) -> Received:
-        return self._parts.dispatcher.dispatch_end(pending)
+        received = self._parts.dispatcher.dispatch_end(pending)
+        self._parts.recorder.record_received(self._layer_row, received)
+        return received
 
     def experts(self, ctx: ForwardContext, received: Received) -> tuple[torch.Tensor, Received]:
         """Expert outputs, and ``received`` again, which combine needs for the way back."""

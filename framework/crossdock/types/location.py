@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from crossdock.types.comm import Comms
+    from crossdock.types.dispatch import Received
     from crossdock.types.parallel import ParallelSizes, RankPlace
     from crossdock.types.placement import Topology
 
@@ -74,4 +75,8 @@ class LoadRecorder(Protocol):
 
     def record(self, layer: int, physical_ids: torch.Tensor) -> None:
         """``physical_ids`` [n, K] int64 after padding was masked to -1; ``layer`` is the MoE layer's row."""
+        ...
+
+    def record_received(self, layer: int, received: Received) -> None:
+        """What arrived at this rank's experts, for recorders that count there (``stat_approx``); others ignore it."""
         ...

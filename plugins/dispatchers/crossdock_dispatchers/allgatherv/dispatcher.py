@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from crossdock.rows import Rows
-from crossdock.types.dispatch import Pending, ReceiveLayout, Received
+from crossdock.types.dispatch import Pending, Received, ReceiveLayout
 
 from crossdock_dispatchers.allgatherv.capabilities import allgatherv_capabilities
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 from crossdock.rows import Rows
-from crossdock.types.dispatch import Pending, ReceiveLayout, Received
+from crossdock.types.dispatch import Pending, Received, ReceiveLayout
 
 from crossdock_dispatchers.alltoallv.capabilities import alltoallv_capabilities
 from crossdock_dispatchers.alltoallv.wire import WireFormat

@@ -37,9 +37,7 @@ def nearest_replica(replicas: Sequence[int], rank: int, cluster: Cluster) -> int
     return on_node[0] if on_node and len(on_node) < len(replicas) else None
 
 
-def picks_of_layer(
-    replica_lists: Sequence[Sequence[int]], cluster: Cluster, draw: random.Random
-) -> list[list[int]]:
+def picks_of_layer(replica_lists: Sequence[Sequence[int]], cluster: Cluster, draw: random.Random) -> list[list[int]]:
     """[ranks][experts] slot that each rank uses. Ranks without a near replica share the replicas out evenly, by ``draw``.
 
     Every rank computes the table for all ranks from the same draw, so that the shares come out even without talking.

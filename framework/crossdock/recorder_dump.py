@@ -1,0 +1,87 @@
+"""Recordings as files: the form that SGLang writes and loads (the facts, section 8.6), and ours (``load`` in an ``.npz``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crossdock.recorder import PassRecord
+    from crossdock.types.location import PlacementMaps
+
+_PREFIX = "expert_distribution_recorder"
+_TOKEN_CHOICES = 8
+"""Columns of ``topk_ids_of_layer`` in SGLang's files, whatever the model's top-k; -1 fills them."""
+
+
+def write_stat(
+    folder: Path, stamp: str, logical_counts: torch.Tensor, layers: Sequence[int], balancedness: float | None
+) -> tuple[Path, Path]:
+    """Writes ``{prefix}_{stamp}.pt`` as SGLang does and ``{prefix}_{stamp}.npz``; called by one rank only.
+
+    Args:
+        folder: made when it does not exist.
+        stamp: part of the file names, usually the time.
+        logical_counts: [passes, L, E] summed over ranks, L MoE layers.
+        layers: the model's layer numbers of the L rows, ascending. SGLang counts dense layers too: its file has zero rows for them.
+        balancedness: mean over the window, or None.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = logical_counts.cpu()
+    every_layer = counts.new_zeros((counts.shape[0], max(layers) + 1, counts.shape[2]))
+    every_layer[:, list(layers)] = counts
+    sglang_file = folder / f"{_PREFIX}_{stamp}.pt"
+    torch.save(
+        {
+            "rank": 0,
+            "logical_count": every_layer.to(torch.int32),
+            "average_utilization_rate_over_window": balancedness,
+        },
+        sglang_file,
+    )
+    own_file = folder / f"{_PREFIX}_{stamp}.npz"
+    np.savez_compressed(own_file, load=counts.numpy(), layer_ids=np.asarray(layers, dtype=np.int64))
+    return sglang_file, own_file
+
+
+def write_records(folder: Path, stamp: str, rank: int, records: Sequence[PassRecord], maps: PlacementMaps) -> Path:
+    """Writes ``{prefix}_{stamp}_{rank}.pt`` with the passes of one rank; called by every rank, in the fine-grained modes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{_PREFIX}_{stamp}_{rank}.pt"
+    content = {
+        "records": [_record(record, rank) for record in records],
+        "last_physical_to_logical_map": maps.physical_to_logical.cpu(),
+    }
+    torch.save(content, path)
+    return path
+
+
+def _record(record: PassRecord, rank: int) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        "forward_pass_id": record.pass_id,
+        "rank": rank,
+        "gatherer_key": "primary",
+        "global_physical_count": record.physical_count.cpu().to(torch.int32),
+    }
+    if not record.topk_ids or record.input_ids is None or record.positions is None:
+        return common
+    return common | {
+        "input_ids": record.input_ids.tolist(),
+        "positions": record.positions.tolist(),
+        "extend_seq_lens": list(record.query_lens),
+        "forward_mode": record.forward_mode,
+        "topk_ids_of_layer": torch.stack([_padded_choices(ids) for ids in record.topk_ids]),
+        "misc_objects": [],
+    }
+
+
+def _padded_choices(ids: torch.Tensor) -> torch.Tensor:
+    """[n, K] -> [n, 8] int32 on the CPU, filled with -1."""
+    padded = torch.full((ids.shape[0], max(_TOKEN_CHOICES, ids.shape[1])), -1, dtype=torch.int32)
+    padded[:, : ids.shape[1]] = ids.to("cpu", torch.int32)
+    return padded
