@@ -1,0 +1,195 @@
+"""The plugins of a selection, each loaded and asked once, and what ``auto`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+
+from crossdock.compatibility_rules import Candidate, findings
+from crossdock.config import AUTO, Config
+from crossdock.config_render import loaded_points
+from crossdock.dispatch_capacity import RowLimits
+from crossdock.errors import ConfigValueError, CrossdockError, PluginDeclined, PluginError, SelectionRefused
+from crossdock.plugin_call import call_hook
+from crossdock.registry import LoadedPlugin, installed, load_plugin
+from crossdock.types.capability import (
+    Environment,
+    EplbAlgoCapabilities,
+    ModelCapabilities,
+    ObserverCapabilities,
+    PaddingCapabilities,
+    RebalancePolicyCapabilities,
+    Refusal,
+)
+from crossdock.types.selection import ChosenPlugin, PassedOver
+from crossdock.types.strategy import StrategyCapabilities
+
+AUTO_ORDER: Mapping[str, tuple[str, ...]] = {
+    "experts": ("deep_gemm", "triton", "torch"),
+    "attention": ("triton", "torch"),
+}
+"""What ``auto`` tries, best first; discovery order never decides. A plugin that is not listed is taken by name only."""
+
+_UNSTATED: Mapping[str, object] = {
+    "padding": PaddingCapabilities(),
+    "strategy": StrategyCapabilities(),
+    "eplb_algo": EplbAlgoCapabilities(),
+    "rebalance_policy": RebalancePolicyCapabilities(),
+    "model": ModelCapabilities(),
+    "observer": ObserverCapabilities(),
+}
+"""Capabilities of a plugin that states none; points that are not here must state them."""
+COMBINED = ("dispatcher", "experts", "strategy", "expert_location", "attention", "model")
+"""Points whose capabilities the rules compare."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Part:
+    """A loaded plugin with what it said about itself."""
+
+    plugin: LoadedPlugin
+    options: dict[str, Any]
+    capabilities: Any
+    refusal: Refusal | None
+    passed_over: tuple[PassedOver, ...] = ()
+
+    def chosen_plugin(self) -> ChosenPlugin:
+        plugin = self.plugin
+        return ChosenPlugin(
+            point=plugin.point,
+            name=plugin.name,
+            distribution=plugin.distribution,
+            version=plugin.version,
+            api=plugin.api,
+            options=self.options,
+            capabilities=self.capabilities,
+            passed_over=self.passed_over,
+        )
+
+
+class PartLoader:
+    """Loads parts and asks them, each once."""
+
+    def __init__(self, config: Config, env: Environment) -> None:
+        self._config = config
+        self._env = env
+        self._parts: dict[tuple[str, str], Part] = {}
+
+    def chosen(self) -> dict[str, Part]:
+        """The parts that the config names; errors of several points are reported together."""
+        wanted = {point: cast("str", getattr(self._config, point).name) for point in loaded_points(self._config)}
+        if self._env.model is not None:
+            wanted["model"] = self._env.model.model_type
+        parts: dict[str, Part] = {}
+        errors: list[CrossdockError] = []
+        for point, name in wanted.items():
+            try:
+                if name != AUTO:
+                    parts[point] = self.part(point, name)
+            except (PluginError, ConfigValueError) as error:
+                errors.append(error)
+        _raise_together(errors)
+        for point, name in wanted.items():
+            if name == AUTO:
+                parts[point] = self._automatic(point, parts)
+        return parts
+
+    def part(self, point: str, name: str) -> Part:
+        """The plugin ``name`` with its capabilities; the configured options go to the configured name only."""
+        key = (point, name)
+        if key not in self._parts:
+            self._parts[key] = self._ask(load_plugin(point, name), self._options(point, name))
+        return self._parts[key]
+
+    def observers(self) -> tuple[ChosenPlugin, ...]:
+        """Every observer that the config names, in that order."""
+        options = self._config.observer.options
+        unknown = [name for name in options if name not in self._config.observer.names]
+        if unknown:
+            raise ConfigValueError(
+                [f"[observer.{name}]: options of an observer that is not in observer.names" for name in unknown]
+            )
+        parts = [
+            self._ask(load_plugin("observer", name), options.get(name, {})) for name in self._config.observer.names
+        ]
+        return tuple(part.chosen_plugin() for part in parts)
+
+    def _options(self, point: str, name: str) -> dict[str, Any]:
+        if point == "model":
+            return {}
+        choice = getattr(self._config, point)
+        return dict(choice.options) if choice.name in (name, AUTO) else {}
+
+    def _ask(self, plugin: LoadedPlugin, options: dict[str, Any]) -> Part:
+        hook = f"{plugin.point}_capabilities"
+        answer = call_hook(plugin, hook, options=options, env=self._env)
+        if answer is None:
+            answer = _UNSTATED.get(plugin.point)
+        if answer is None:
+            raise PluginDeclined(f"{plugin.point} plugin {plugin.name!r} states no capabilities: {hook} returned None")
+        refusal = answer if isinstance(answer, Refusal) else None
+        return Part(plugin=plugin, options=options, capabilities=answer, refusal=refusal)
+
+    def _automatic(self, point: str, others: Mapping[str, Part]) -> Part:
+        """The first of the ordered list that can run beside the other parts."""
+        present = {plugin.name for plugin in installed(point)}
+        passed: list[PassedOver] = []
+        order = AUTO_ORDER.get(point, ())
+        for name in order:
+            if name not in present:
+                passed.append(
+                    PassedOver(name=name, code="not_installed", sentence=f"{point} {name!r} is not installed")
+                )
+                continue
+            try:
+                part = self.part(point, name)
+            except PluginError as error:
+                passed.append(PassedOver(name=name, code="not_loadable", sentence=str(error)))
+                continue
+            reason = part.refusal or self._reason_against(point, part, others)
+            if reason is None:
+                return attrs.evolve(part, passed_over=tuple(passed))
+            passed.append(PassedOver(name=name, code=reason.code, sentence=reason.sentence))
+        if not order:
+            raise ConfigValueError([f'[{point}] name: "auto" is for {", ".join(AUTO_ORDER)}; name a {point} plugin'])
+        raise SelectionRefused([other.code for other in passed], [other.sentence for other in passed])
+
+    def _reason_against(self, point: str, part: Part, others: Mapping[str, Part]) -> Refusal | None:
+        parts = {**others, point: part}
+        for missing in AUTO_ORDER:
+            if missing not in parts:
+                parts[missing] = self._fallback(missing)
+        if any(parts[name].refusal for name in COMBINED if name in parts):
+            return None
+        for finding in findings(make_candidate(self._config, self._env, parts)):
+            if finding.points[:1] == (point,):
+                return finding.refusal
+        return None
+
+    def _fallback(self, point: str) -> Part:
+        """A stand-in for a point that is itself still to be chosen: the last of its list, which runs everywhere."""
+        return self.part(point, AUTO_ORDER[point][-1])
+
+
+def make_candidate(config: Config, env: Environment, parts: Mapping[str, Part]) -> Candidate:
+    capabilities = {point: parts[point].capabilities for point in COMBINED if point in parts}
+    return Candidate(
+        env=env,
+        names={point: part.plugin.name for point, part in parts.items()},
+        model=capabilities.pop("model", ModelCapabilities()),
+        limits=RowLimits(
+            max_step_tokens=config.scheduler.max_step_tokens, max_running_requests=config.scheduler.max_running_requests
+        ),
+        survive_dead_rank=config.launch.on_dead_rank == "survive",
+        recorder_is_on=config.recorder.mode != "off",
+        **capabilities,
+    )
+
+
+def _raise_together(errors: Sequence[CrossdockError]) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ConfigValueError([str(error) for error in errors])
