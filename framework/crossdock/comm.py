@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from crossdock.comm_gloo import GlooComm
+from crossdock.comm_gloo import GlooComm, c10d
 from crossdock.comm_nccl import NcclComm
 from crossdock.errors import MisuseError
 from crossdock.groups import GroupAxis, group_ranks
@@ -155,7 +155,7 @@ def _create_groups(sizes: ParallelSizes) -> dict[tuple[tuple[int, ...], ...], Pr
         elif len(partition) == sizes.ranks:
             created[partition] = None
         else:
-            made = [dist.new_group(list(members)) for members in partition]
+            made: list[ProcessGroup] = [c10d.new_group(list(members)) for members in partition]
             created[partition] = next(
                 group for group, members in zip(made, partition, strict=True) if dist.get_rank() in members
             )

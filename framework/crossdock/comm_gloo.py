@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -18,6 +19,8 @@ from torch.distributed import ProcessGroup
 
 from crossdock.errors import MisuseError, RankLost
 
+c10d: Any = dist
+"""torch.distributed declares no argument types."""
 ONE_ROUND_SUM_BYTES = 1 << 16
 """Up to this size an all-reduce of more than two ranks gathers everything in one round; above, two rounds move less."""
 
@@ -73,8 +76,8 @@ class GlooComm:
         check_rows("all_to_all", x.shape[0], sum(send_counts))
         sent = rows_as_bytes(x)
         received = torch.empty((sum(recv_counts), sent.shape[1]), dtype=torch.uint8)
-        with self._named_failure("all_to_all"):
-            work = dist.all_to_all_single(
+        with self.named_failure("all_to_all"):
+            work = c10d.all_to_all_single(
                 received, sent, list(recv_counts), list(send_counts), group=self.group, async_op=True
             )
         return GlooPendingRows(comm=self, work=work, sent=sent, received=received, like=x)
@@ -83,12 +86,12 @@ class GlooComm:
         buffer = rows_as_bytes(x.reshape(1, -1) if x.dim() == 0 else x)
         if self.rank != source:
             buffer = torch.empty_like(buffer)
-        with self._named_failure("broadcast"):
-            dist.broadcast(buffer, self.ranks[source], group=self.group)
+        with self.named_failure("broadcast"):
+            c10d.broadcast(buffer, self.ranks[source], group=self.group)
         return x if self.rank == source else buffer.view(x.dtype).view(x.shape)
 
     @contextlib.contextmanager
-    def _named_failure(self, what: str) -> Iterator[None]:
+    def named_failure(self, what: str) -> Generator[None, None, None]:
         """gloo's errors name addresses; ours say which ranks were at it."""
         try:
             yield
@@ -112,7 +115,7 @@ class GlooPendingRows:
     """Gives dtype and row shape."""
 
     def wait(self) -> torch.Tensor:
-        with self.comm._named_failure("all_to_all"):
+        with self.comm.named_failure("all_to_all"):
             self.work.wait()
         return self.received.view(self.like.dtype).view(self.received.shape[0], *self.like.shape[1:])
 

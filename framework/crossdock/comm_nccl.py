@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from crossdock.comm_gloo import check_rows
+from crossdock.comm_gloo import c10d, check_rows
 from crossdock.errors import MisuseError
 
 BYTE_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bool)
@@ -31,13 +31,13 @@ class NcclComm:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self.group)
+        c10d.all_reduce(total, group=self.group)
         return total
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         moved = _movable(x)
         out = moved.new_empty((self.size * x.shape[0], *moved.shape[1:]))
-        dist.all_gather_into_tensor(out, moved, group=self.group)
+        c10d.all_gather_into_tensor(out, moved, group=self.group)
         return out.view(x.dtype)
 
     def all_gatherv(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -46,14 +46,14 @@ class NcclComm:
             return self.all_gather(x)
         moved = _movable(x)
         out = moved.new_empty((sum(counts), *moved.shape[1:]))
-        dist.all_gather(list(torch.split(out, list(counts))), moved, group=self.group)
+        c10d.all_gather(list(torch.split(out, list(counts))), moved, group=self.group)
         return out.view(x.dtype)
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] % self.size:
             raise MisuseError(f"reduce_scatter of {x.shape[0]} rows over {self.size} ranks: pad to a multiple")
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        dist.reduce_scatter_tensor(out, x.contiguous(), group=self.group)
+        c10d.reduce_scatter_tensor(out, x.contiguous(), group=self.group)
         return out
 
     def reduce_scatterv(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -61,7 +61,7 @@ class NcclComm:
         if len(set(counts)) == 1:
             return self.reduce_scatter(x)
         out = x.new_empty((counts[self.rank], *x.shape[1:]))
-        dist.reduce_scatter(out, list(torch.split(x.contiguous(), list(counts))), group=self.group)
+        c10d.reduce_scatter(out, list(torch.split(x.contiguous(), list(counts))), group=self.group)
         return out
 
     def all_to_all(self, x: torch.Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> torch.Tensor:
@@ -73,7 +73,7 @@ class NcclComm:
         check_rows("all_to_all", x.shape[0], sum(send_counts))
         sent = _movable(x)
         received = sent.new_empty((sum(recv_counts), *sent.shape[1:]))
-        work = dist.all_to_all_single(
+        work = c10d.all_to_all_single(
             received, sent, list(recv_counts), list(send_counts), group=self.group, async_op=True
         )
         return NcclPendingRows(work=work, sent=sent, received=received, dtype=x.dtype)
@@ -81,7 +81,7 @@ class NcclComm:
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
         moved = _movable(x)
         out = moved if self.rank == source else torch.empty_like(moved)
-        dist.broadcast(out, self.ranks[source], group=self.group)
+        c10d.broadcast(out, self.ranks[source], group=self.group)
         return x if self.rank == source else out.view(x.dtype)
 
 

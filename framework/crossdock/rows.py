@@ -49,7 +49,7 @@ class Rows:
 
     @property
     def partial(self) -> torch.Tensor:
-        """This rank's addend, whatever is owed. Does not spend the handle: only for code that settles sums itself."""
+        """This rank's addend to look at: shape, dtype, device. Does not spend the handle; whoever settles the sum calls ``take``."""
         return self._tensor
 
     @property
@@ -111,6 +111,14 @@ class Rows:
         if not self.owed:
             raise RowsMisuse("defer: these rows owe nothing; a finished tensor needs no hand-over")
         return Rows(self._spend("deferred"), self.layout, self.owed, self.comms)
+
+    def take(self) -> torch.Tensor:
+        """This rank's addend, for code that settles the sum itself (boundaries, dispatchers); spends the handle.
+
+        Raises:
+            RowsMisuse: this handle was used before.
+        """
+        return self._spend("taken")
 
     def _spend(self, how: str) -> torch.Tensor:
         """The tensor; marks a handle that owes something as used."""

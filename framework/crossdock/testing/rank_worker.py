@@ -112,14 +112,14 @@ def _end_with_parent(lifeline: int) -> None:
 
 def _join(rank: int, size: int, store_file: Path) -> Any:
     import torch
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
 
     from crossdock.comm import RankComms, create_comms, join_process_group
     from crossdock.testing.world import RankContext
     from crossdock.types.parallel import ParallelSizes
 
     torch.set_num_threads(1)
-    store = dist.FileStore(str(store_file), size)
+    store = FileStore(str(store_file), size)
     join_process_group(rank=rank, ranks=size, store=store, device_type="cpu", timeout_s=GROUP_TIMEOUT_S)
     known: dict[ParallelSizes, RankComms] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import attrs
 import torch
@@ -13,14 +14,19 @@ from crossdock.groups import GroupAxis, group_ranks
 from crossdock.types.comm import GroupComm
 from crossdock.types.parallel import ParallelSizes
 
+Desk: TypeAlias = dict[int, tuple[str, torch.Tensor]]
+"""What each member of a group brings to a collective: its name and a tensor."""
+
 
 @attrs.define(eq=False)
 class ThreadRendezvous:
     """Meeting points of all groups of one world."""
 
     timeout_s: float
-    _barriers: dict[tuple[int, ...], threading.Barrier] = attrs.field(factory=dict, init=False)
-    _desks: dict[tuple[int, ...], dict[int, tuple[str, torch.Tensor]]] = attrs.field(factory=dict, init=False)
+    _barriers: dict[tuple[int, ...], threading.Barrier] = attrs.field(
+        factory=dict[tuple[int, ...], threading.Barrier], init=False
+    )
+    _desks: dict[tuple[int, ...], Desk] = attrs.field(factory=dict[tuple[int, ...], Desk], init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _is_aborted: bool = attrs.field(default=False, init=False)
 

@@ -71,7 +71,7 @@ class RankPool:
     """``world_size`` processes with one gloo group, started at the first ``run``."""
 
     world_size: int
-    _processes: list[_Process] = attrs.field(factory=list, init=False)
+    _processes: list[_Process] = attrs.field(factory=list[_Process], init=False)
     _folder: tempfile.TemporaryDirectory[str] | None = attrs.field(default=None, init=False)
 
     def run(
