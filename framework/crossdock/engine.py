@@ -18,11 +18,11 @@ from crossdock.engine_seams import (
     InFlight,
     LogitSink,
     PeerMessage,
-    StepCounters,
     StepRunner,
     StepSync,
 )
 from crossdock.errors import RequestError
+from crossdock.receipt import ReceiptCounters
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.scheduler import Scheduler
 from crossdock.step_work import StepWork
@@ -56,7 +56,7 @@ class RankEngine:
     runner: StepRunner
     scheduler: Scheduler | None
     verbs: ControlVerbs
-    counters: StepCounters
+    counters: ReceiptCounters
     observers: Sequence[Observer] = ()
     between_steps: Sequence[BetweenSteps] = ()
     on_prompt_logits: LogitSink | None = None
@@ -86,6 +86,8 @@ class RankEngine:
         tokens = StepTokens(token_ids=())
         if agreed.has_rows:
             tokens = self._forward(agreed, scheduled, work)
+        if agreed.has_rows or agreed.plan.park:
+            self.counters.count_step(agreed.plan)
         if self.scheduler is not None:
             outputs = [] if scheduled is None else self.scheduler.complete(scheduled, tokens)
             self._send(self.scheduler, outputs, step, is_due=agreed.has_rows)
@@ -130,7 +132,6 @@ class RankEngine:
         in_flight = self.runner.launch(agreed.plan, batch, scheduled, is_counted=agreed.is_counted)
         self.eplb_pass += 1
         tokens = self.runner.collect(in_flight)
-        self.counters.step(agreed.plan)
         self._hand_over_prompt_logits(in_flight)
         return tokens
 

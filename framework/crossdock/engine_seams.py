@@ -112,12 +112,6 @@ class BetweenSteps(Protocol):
     def after_step(self, agreed: AgreedStep) -> None: ...
 
 
-class StepCounters(Protocol):
-    """Counts modes and reasons for the receipt."""
-
-    def step(self, plan: StepPlan) -> None: ...
-
-
 class LogitSink(Protocol):
     """Takes the logits of prompt rows, where they themselves are wanted (``crossdock logits``)."""
 

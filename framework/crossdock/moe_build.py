@@ -1,0 +1,131 @@
+"""Assembles what a model's MoE blocks run on: dispatcher, experts, replica picker, placement maps, recorder."""
+
+from __future__ import annotations
+
+import torch
+
+from crossdock.comm import RankComms
+from crossdock.dispatch import make_dispatcher
+from crossdock.dispatch_capacity import RowLimits, needed_rows_per_rank
+from crossdock.experts import adapt_experts, layouts_needed, make_experts
+from crossdock.location import make_expert_location, placement_maps
+from crossdock.placement import trivial_placement
+from crossdock.rank_plan import RankPlan
+from crossdock.recorder import RecorderMode, RecorderSpec, make_recorder
+from crossdock.types.dispatch import DispatcherSpec
+from crossdock.types.experts import ExpertsSpec
+from crossdock.types.layout import Layout
+from crossdock.types.location import LoadRecorder, Picker, PickerSpec, PlacementMaps
+from crossdock.types.model import MoeParts, MoeSpec
+from crossdock.types.placement import Topology
+
+
+def make_moe_parts(
+    plan: RankPlan, moe: MoeSpec, comms: RankComms, dtype: torch.dtype, device: torch.device, in_flight: int
+) -> MoeParts:
+    """The parts for ``in_flight`` micro-batches, with the trivial placement.
+
+    Raises:
+        CapacityTooSmall: the dispatcher cannot take the rows that the limits allow.
+        PluginError: a plugin declines.
+    """
+    num_local = plan.num_physical_experts // plan.sizes.moe_ep_size
+    choice = plan.selection.plugin("experts")
+    experts = make_experts(
+        choice.name,
+        choice.options,
+        ExpertsSpec(
+            hidden_size=moe.hidden_size,
+            intermediate_size=moe.intermediate_size // plan.sizes.moe_tp_size,
+            num_local_experts=num_local,
+            top_k=moe.top_k,
+            activation="silu",
+            dtype=dtype,
+            device=device,
+            weight_dtype=moe.weight_dtype,
+        ),
+    )
+    choice = plan.selection.plugin("dispatcher")
+    dispatcher = make_dispatcher(
+        choice.name,
+        choice.options,
+        DispatcherSpec(
+            sizes=plan.sizes,
+            place=plan.place,
+            comms=comms,
+            hidden_size=moe.hidden_size,
+            top_k=moe.top_k,
+            num_physical_experts=plan.num_physical_experts,
+            dtype=dtype,
+            device=device,
+            max_rows_per_rank=max_rows_per_rank(plan, choice.capabilities.input_rows),
+            max_in_flight=in_flight,
+            accepted_layouts=layouts_needed(experts.capabilities.layouts),
+            expert_alignment=experts.capabilities.expert_alignment,
+        ),
+    )
+    maps = placement_maps(
+        trivial_placement(len(moe.layers), moe.num_logical_experts, plan.num_physical_experts),
+        device,
+        max_replicas=plan.config.eplb.max_replicas,
+    )
+    capabilities = dispatcher.capabilities
+    return MoeParts(
+        dispatcher=dispatcher,
+        experts=adapt_experts(experts, capabilities.layouts, num_local),
+        picker=_make_picker(plan, moe, comms, maps, replicated_rows=capabilities.rank_invariant_picks_needed),
+        maps=maps,
+        recorder=_make_recorder(plan, maps, capabilities.input_rows),
+        num_physical_experts=plan.num_physical_experts,
+    )
+
+
+def _make_picker(
+    plan: RankPlan, moe: MoeSpec, comms: RankComms, maps: PlacementMaps, *, replicated_rows: bool
+) -> Picker:
+    choice = plan.selection.plugin("expert_location")
+    topology = Topology(
+        num_gpus=plan.sizes.moe_ep_size,
+        num_nodes=_nodes_of_experts(plan),
+        num_physical_experts=plan.num_physical_experts,
+        num_groups=moe.num_groups,
+    )
+    spec = PickerSpec(
+        maps=maps,
+        topology=topology,
+        sizes=plan.sizes,
+        place=plan.place,
+        comms=comms,
+        replicated_rows=replicated_rows,
+        seed=plan.config.checkpoint.seed,
+    )
+    return make_expert_location(choice.name, choice.options, spec)
+
+
+def _make_recorder(plan: RankPlan, maps: PlacementMaps, input_rows: Layout) -> LoadRecorder:
+    return make_recorder(
+        RecorderSpec(
+            mode=RecorderMode(plan.config.recorder.mode),
+            maps=maps,
+            sizes=plan.sizes,
+            place=plan.place,
+            input_rows=input_rows,
+            buffer_steps=plan.config.recorder.buffer_steps,
+        )
+    )
+
+
+def max_rows_per_rank(plan: RankPlan, input_rows: Layout) -> int:
+    """Most rows that this rank can bring to a dispatch."""
+    limits = plan.config.scheduler
+    return needed_rows_per_rank(
+        RowLimits(max_step_tokens=limits.max_step_tokens, max_running_requests=limits.max_running_requests),
+        input_rows,
+        plan.sizes,
+    )
+
+
+def _nodes_of_experts(plan: RankPlan) -> int:
+    """Machines that the expert group spans; 1 where its ranks do not divide over them."""
+    nodes = plan.config.launch.nnodes
+    return nodes if plan.sizes.moe_ep_size % nodes == 0 else 1

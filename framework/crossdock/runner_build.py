@@ -1,0 +1,145 @@
+"""Builds the model runner of one rank: dispatcher, experts, picker, recorder, attention, weights, KV cache, executor."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import psutil
+import torch
+
+from crossdock.attention import make_attention
+from crossdock.checkpoint import open_checkpoint
+from crossdock.comm import RankComms
+from crossdock.executor import Executor
+from crossdock.kv_storage import KvPlan, KvStorage, elements_per_token, plan_kv_cache
+from crossdock.model import make_model
+from crossdock.moe_build import make_moe_parts
+from crossdock.rank_plan import RankPlan
+from crossdock.recorder import ExpertLoadRecorder
+from crossdock.runner import ModelRunner
+from crossdock.strategy import make_strategy
+from crossdock.types.attention import Attention, AttentionSpec
+from crossdock.types.layout import FULL_ROWS
+from crossdock.types.model import Model, ModelSpec, MoeParts
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SAFETENSORS_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
+_KV_SHARE_OF_MEMORY = 0.125
+"""Largest share of a machine's memory that the KV pools of its ranks take when ``scheduler.kv_tokens`` is 0."""
+_KV_SHARE_OF_DEVICE = 0.85
+"""The same, of what is free on a GPU once the weights are there."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BuiltRunner:
+    """A runner with the parts that others need to reach."""
+
+    runner: ModelRunner
+    model: Model
+    kv: KvStorage
+    moe: MoeParts | None
+    recorder: ExpertLoadRecorder | None
+    """None for a dense model or with recording off."""
+
+
+def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> BuiltRunner:
+    """Loads this rank's weights and puts everything together. Collective: every rank calls it.
+
+    Raises:
+        CheckpointError: tensors do not fit the model.
+        ConfigError: a capacity or the KV cache is too small.
+        PluginError: a plugin declines.
+    """
+    dtype = _DTYPES[plan.dtype]
+    strategy_choice = plan.selection.plugin("strategy")
+    strategy = make_strategy(strategy_choice.name, strategy_choice.options)
+    attention = _make_attention(plan, dtype, device)
+    moe = None
+    if plan.info.moe is not None:
+        moe = make_moe_parts(plan, plan.info.moe, comms, dtype, device, strategy.capabilities.micro_batches)
+    model = make_model(_model_spec(plan, comms, dtype, device, attention, moe))
+    kv = KvStorage(plan.info.kv, _plan_kv(plan, comms, dtype, device), dtype=dtype, device=device)
+    model.bind_kv_cache(kv.caches)
+    recorder = moe.recorder if moe is not None and isinstance(moe.recorder, ExpertLoadRecorder) else None
+    runner = ModelRunner(
+        sizes=plan.sizes,
+        place=plan.place,
+        device=device,
+        page_tokens=plan.config.scheduler.page_tokens,
+        executor=Executor(model, strategy),
+        attention=attention,
+        recorder=recorder,
+        dispatch_rows=FULL_ROWS if moe is None else moe.dispatcher.capabilities.input_rows,
+        eos_token_ids=frozenset(plan.info.eos_token_ids),
+    )
+    return BuiltRunner(runner=runner, model=model, kv=kv, moe=moe, recorder=recorder)
+
+
+def _make_attention(plan: RankPlan, dtype: torch.dtype, device: torch.device) -> Attention:
+    choice = plan.selection.plugin("attention")
+    spec = AttentionSpec(
+        page_tokens=plan.config.scheduler.page_tokens,
+        num_heads=plan.info.num_heads,
+        kv=plan.info.kv,
+        dtype=dtype,
+        device=device,
+    )
+    return make_attention(choice.name, choice.options, spec)
+
+
+def _model_spec(
+    plan: RankPlan,
+    comms: RankComms,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: Attention,
+    moe: MoeParts | None,
+) -> ModelSpec:
+    checkpoint = open_checkpoint(
+        plan.folder,
+        plan.config.checkpoint.load_format,
+        plan.info.tensors,
+        _SAFETENSORS_DTYPES[plan.dtype],
+        plan.config.checkpoint.seed,
+    )
+    return ModelSpec(
+        config=plan.model_config,
+        checkpoint=checkpoint,
+        sizes=plan.sizes,
+        place=plan.place,
+        comms=comms,
+        dtype=dtype,
+        device=device,
+        attention=attention,
+        moe=moe,
+        dense_tp_size=plan.config.parallel.dense_tp_size,
+    )
+
+
+def _plan_kv(plan: RankPlan, comms: RankComms, dtype: torch.dtype, device: torch.device) -> KvPlan:
+    """The same number of pages on every rank: the smallest that any of them has memory for."""
+    limits = plan.config.scheduler
+    per_token = plan.info.num_layers * elements_per_token(plan.info.kv) * dtype.itemsize
+    tokens = limits.kv_tokens or _affordable_tokens(plan, per_token, device)
+    everyone = comms.host.world.all_gather(torch.tensor([tokens], dtype=torch.int64))
+    return plan_kv_cache(
+        plan.info.kv,
+        num_layers=plan.info.num_layers,
+        tokens=int(np.min(everyone.numpy())),
+        page_tokens=limits.page_tokens,
+        itemsize=dtype.itemsize,
+    )
+
+
+def _affordable_tokens(plan: RankPlan, bytes_per_token: int, device: torch.device) -> int:
+    """Tokens for ``kv_tokens = 0``: all running requests at full length, or what the memory allows."""
+    limits = plan.config.scheduler
+    most = limits.max_running_requests * plan.max_sequence_tokens
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        memory = int(free * _KV_SHARE_OF_DEVICE)
+    else:
+        ranks_here = -(-plan.sizes.ranks // plan.config.launch.nnodes)
+        memory = int(psutil.virtual_memory().total * _KV_SHARE_OF_MEMORY) // ranks_here
+    full_pages = -(-most // limits.page_tokens) * limits.page_tokens
+    return min(full_pages, max(limits.page_tokens, memory // bytes_per_token))
