@@ -151,7 +151,7 @@ class ChatAnswerBuilder:
             index=index,
             message=ChatAnswer(role="assistant", content="".join(state.texts)),
             logprobs=ChatLogprobs(content=state.logprobs) if self.body.logprobs else None,
-            finish_reason="abort" if last is None or last.finish_reason is None else last.finish_reason,  # type: ignore[arg-type]
+            finish_reason="abort" if last is None or last.finish_reason is None else last.finish_reason,
             stop_reason=None if last is None else last.stop_reason,
         )
 
@@ -178,6 +178,6 @@ def _last_choice(delta: ChoiceDelta) -> ChatChunkChoice:
         index=delta.index,
         delta=ChatDelta(),
         logprobs=None,
-        finish_reason=delta.finish_reason,  # type: ignore[arg-type]
+        finish_reason=delta.finish_reason,
         stop_reason=delta.stop_reason,
     )

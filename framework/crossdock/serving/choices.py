@@ -11,9 +11,17 @@ from crossdock.errors import CrossdockError, OverloadedError, RequestError, Runt
 from crossdock.serving.detokenizer import Detokenizer, make_detokenizer
 from crossdock.serving.engine_client import EngineClient
 from crossdock.serving.generation import GenerationPlan
+from crossdock.serving.protocol.responses import FinishReason
 from crossdock.serving.stop_strings import StopMatcher
 from crossdock.serving.tokenizer import TextTokenizer
 from crossdock.types.request import EngineOutput, TokenLogprob
+
+_FINISH_REASONS: dict[str | None, FinishReason | None] = {
+    None: None,
+    "stop": "stop",
+    "length": "length",
+    "abort": "abort",
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -25,7 +33,7 @@ class ChoiceDelta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string, or the id out of ``stop_token_ids``, that ended it."""
     cached_tokens: int = 0
@@ -61,7 +69,7 @@ class Choice:
         text = self.detokenizer.feed(visible)
         if output.finish_reason is not None:
             text += self.detokenizer.flush()
-        finish_reason = output.finish_reason
+        finish_reason = _FINISH_REASONS[output.finish_reason]
         if self.num_tokens >= self.min_new_tokens:
             checked = self.matcher.feed(text)
             text = checked.text

@@ -25,6 +25,7 @@ from crossdock.serving.validation import (
     completion_max_tokens,
     make_plan,
 )
+from crossdock.types.request import TokenLogprob
 
 
 async def post_completions(request: web.Request) -> web.StreamResponse:
@@ -123,7 +124,7 @@ class CompletionAnswer:
                 index=delta.index,
                 text=text,
                 logprobs=logprobs,
-                finish_reason=delta.finish_reason,  # type: ignore[arg-type]
+                finish_reason=delta.finish_reason,
                 stop_reason=delta.stop_reason,
             )
             with_usage = options is not None and options.continuous_usage_stats
@@ -137,7 +138,8 @@ class CompletionAnswer:
     def _step(self, delta: ChoiceDelta, state: _ChoiceState) -> tuple[str, CompletionLogprobs | None]:
         """Text and log-probabilities that a delta adds, with the echoed prompt before the first."""
         self.totals.add(delta)
-        text, entries, unscored = delta.text, list(delta.logprobs), None
+        text, unscored = delta.text, None
+        entries: list[TokenLogprob | None] = list(delta.logprobs)
         if self.body.echo and not state.begun:
             prompt = self.plan.prompts[delta.index // self.plan.n]
             unscored = prompt.ids[0]
@@ -164,7 +166,7 @@ class CompletionAnswer:
             index=index,
             text="".join(state.texts),
             logprobs=_joined(state.logprobs) if self.body.logprobs is not None else None,
-            finish_reason=None if state.last is None else state.last.finish_reason,  # type: ignore[arg-type]
+            finish_reason=None if state.last is None else state.last.finish_reason,
             stop_reason=None if state.last is None else state.last.stop_reason,
         )
 

@@ -80,5 +80,3 @@ class Frontend:
 
 
 FRONTEND: web.AppKey[Frontend] = web.AppKey("frontend", Frontend)
-REQUEST_ID = "crossdock_request_id"
-"""Key of a request object under which the middleware puts the ``X-Request-Id``."""

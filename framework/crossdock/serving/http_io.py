@@ -12,9 +12,10 @@ from aiohttp import web
 
 from crossdock.errors import CrossdockError, RequestError, RuntimeFault
 from crossdock.serving.choices import ChoiceDelta
-from crossdock.serving.frontend import FRONTEND, REQUEST_ID, Frontend
+from crossdock.serving.frontend import FRONTEND, Frontend
 from crossdock.serving.generation import GenerationPlan
 from crossdock.serving.request_body import read_body
+from crossdock.serving.request_ids import REQUEST_ID_HEADER, request_id
 from crossdock.serving.sse import EventStream
 
 HEALTH_CHECK_HEADER = "X-Health-Check"
@@ -44,7 +45,7 @@ async def collected(
     frontend: Frontend, plan: GenerationPlan, request: web.Request, take: Callable[[ChoiceDelta], None]
 ) -> None:
     """Runs a plan to its end, giving every delta to ``take``. The client's hanging up cancels and aborts."""
-    with frontend.running(plan.request_id, request[REQUEST_ID]):
+    with frontend.running(plan.request_id, request_id()):
         async with contextlib.aclosing(frontend.deltas(plan)) as batches:
             async for batch in batches:
                 for delta in batch:
@@ -62,9 +63,9 @@ async def streamed(
 
     An error before the first event is raised (a plain HTTP error); a later one is sent as an event.
     """
-    stream = EventStream(request=request, headers={"X-Request-Id": request[REQUEST_ID]})
+    stream = EventStream(request=request, headers={REQUEST_ID_HEADER: request_id()})
     try:
-        with frontend.running(plan.request_id, request[REQUEST_ID]):
+        with frontend.running(plan.request_id, request_id()):
             async with contextlib.aclosing(frontend.deltas(plan)) as batches:
                 async for batch in batches:
                     await stream.send(events(batch))
