@@ -20,7 +20,8 @@ def plain_value(value: object) -> Any:
     if isinstance(value, enum.Enum):
         return plain_value(value.value)
     if attrs.has(type(value)):
-        return {field.name: plain_value(getattr(value, field.name)) for field in attrs.fields(type(value))}
+        kind: Any = type(value)
+        return {field.name: plain_value(getattr(value, field.name)) for field in attrs.fields(kind)}
     if isinstance(value, Mapping):
         table = cast("Mapping[object, object]", value)
         return {str(plain_value(key)): plain_value(inner) for key, inner in table.items()}
