@@ -71,9 +71,15 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "serve": Command(help="Serve a model over HTTP; without MODEL the bundled crossdock-mini.", load=_serve, takes_familiar_flags=True),
+    "serve": Command(
+        help="Serve a model over HTTP; without MODEL the bundled crossdock-mini.",
+        load=_serve,
+        takes_familiar_flags=True,
+    ),
     "generate": Command(help="Generate tokens for a list of prompts.", load=_generate, takes_familiar_flags=True),
-    "logits": Command(help="Write the logits of every position of a list of prompts.", load=_logits, takes_familiar_flags=True),
+    "logits": Command(
+        help="Write the logits of every position of a list of prompts.", load=_logits, takes_familiar_flags=True
+    ),
     "plan": Command(help="Plan an expert placement from recorded loads.", load=_plan),
     "bench": Command(help="Benchmarks.", load=_bench),
     "plugins": Command(help="List, check and write plugins.", load=_plugins),

@@ -102,9 +102,7 @@ FAMILIAR_FLAGS: tuple[FamiliarFlag, ...] = (
         engines=_SGLANG,
         becomes={mode: _set(f"recorder.mode={mode}") for mode in ("stat", "stat_approx", "per_pass", "per_token")},
     ),
-    FamiliarFlag(
-        names=("--expert-distribution-recorder-buffer-size",), engines=_SGLANG, ours="recorder.buffer_steps"
-    ),
+    FamiliarFlag(names=("--expert-distribution-recorder-buffer-size",), engines=_SGLANG, ours="recorder.buffer_steps"),
     FamiliarFlag(
         names=("--enable-two-batch-overlap", "--enable-dbo"), engines=_BOTH, becomes={"": ("--strategy", "two_batch")}
     ),
@@ -136,20 +134,30 @@ FAMILIAR_FLAGS: tuple[FamiliarFlag, ...] = (
         advice="give the size of the KV pool of a replica in tokens: --set scheduler.kv_tokens=N",
     ),
     FamiliarFlag(
-        names=("--attention-backend",), engines=_BOTH, advice="our backends have other names: --attention auto|torch|..."
+        names=("--attention-backend",),
+        engines=_BOTH,
+        advice="our backends have other names: --attention auto|torch|...",
     ),
     FamiliarFlag(
-        names=("--moe-runner-backend",), engines=_SGLANG, advice="our backends have other names: --experts auto|torch|..."
+        names=("--moe-runner-backend",),
+        engines=_SGLANG,
+        advice="our backends have other names: --experts auto|torch|...",
     ),
     FamiliarFlag(names=("--dist-init-addr",), engines=_SGLANG, ours="launch.rdzv_endpoint"),
     FamiliarFlag(
-        names=("--api-key",), engines=_BOTH, advice="a key on a command line is seen by others: --set server.api_key_file=FILE"
+        names=("--api-key",),
+        engines=_BOTH,
+        advice="a key on a command line is seen by others: --set server.api_key_file=FILE",
     ),
     FamiliarFlag(
-        names=("--trust-remote-code",), engines=_BOTH, advice="leave it out: model code comes from plugins, never from a checkpoint"
+        names=("--trust-remote-code",),
+        engines=_BOTH,
+        advice="leave it out: model code comes from plugins, never from a checkpoint",
     ),
     FamiliarFlag(
-        names=("--tokenizer", "--tokenizer-path"), engines=_BOTH, advice="the tokenizer is read from the checkpoint's folder"
+        names=("--tokenizer", "--tokenizer-path"),
+        engines=_BOTH,
+        advice="the tokenizer is read from the checkpoint's folder",
     ),
 )
 
