@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import attrs
 import numpy as np
-import psutil
 import torch
 
 from crossdock.attention import make_attention
@@ -140,6 +141,7 @@ def _affordable_tokens(plan: RankPlan, bytes_per_token: int, device: torch.devic
         memory = int(free * _KV_SHARE_OF_DEVICE)
     else:
         ranks_here = -(-plan.sizes.ranks // plan.config.launch.nnodes)
-        memory = int(psutil.virtual_memory().total * _KV_SHARE_OF_MEMORY) // ranks_here
+        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = int(machine_bytes * _KV_SHARE_OF_MEMORY) // ranks_here
     full_pages = -(-most // limits.page_tokens) * limits.page_tokens
     return min(full_pages, max(limits.page_tokens, memory // bytes_per_token))

@@ -1,0 +1,152 @@
+"""A list of prompts to score or continue, its share for each replica, and its results, within and between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from crossdock.config import Config
+from crossdock.errors import RuntimeFault, UsageError
+from crossdock.groups import leader_ranks
+from crossdock.types.parallel import ParallelSizes
+from crossdock.types.request import EngineOutput, EngineRequest, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from crossdock.comm import RankComms
+
+_JOB_FILE = "job.json"
+
+
+@attrs.frozen(kw_only=True)
+class OfflineJob:
+    """Prompts with their sampling. Request ids are the prompts' numbers."""
+
+    config: Config
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: tuple[SamplingParams, ...]
+    keeps_logits: bool = False
+    """The result is the logits of every prompt row."""
+
+    def check(self, vocab_size: int, max_sequence_tokens: int) -> None:
+        """Raises ``UsageError`` naming the first prompt that cannot run and the number that is wrong."""
+        for index, (prompt, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True)):
+            if not prompt:
+                raise UsageError(f"prompt {index} has length 0; every prompt needs at least one token id")
+            wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+            if wrong is not None:
+                raise UsageError(f"prompt {index}: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})")
+            needed = len(prompt) + min(1, sampling.max_new_tokens)
+            if needed > max_sequence_tokens:
+                raise UsageError(
+                    f"prompt {index} has {len(prompt)} tokens and needs {needed}, but the context holds {max_sequence_tokens}"
+                )
+
+    def requests(self, replica: int, num_replicas: int) -> list[EngineRequest]:
+        """The share of one replica."""
+        owners = spread(self.prompts, num_replicas)
+        return [
+            EngineRequest(rid=str(index), prompt_ids=prompt, sampling=sampling)
+            for index, (prompt, sampling, owner) in enumerate(zip(self.prompts, self.sampling, owners, strict=True))
+            if owner == replica
+        ]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class OfflineResult:
+    """Results by request id."""
+
+    outputs: Mapping[str, Sequence[EngineOutput]] = attrs.Factory(dict)
+    logits: Mapping[str, npt.NDArray[np.float32]] = attrs.Factory(dict)
+
+
+def spread(prompts: Sequence[Sequence[int]], num_replicas: int) -> list[int]:
+    """The replica of each prompt: in order, each goes where the fewest tokens are, as the router's ``least_tokens`` does."""
+    tokens = [0] * num_replicas
+    owners: list[int] = []
+    for prompt in prompts:
+        owner = min(range(num_replicas), key=tokens.__getitem__)
+        tokens[owner] += len(prompt)
+        owners.append(owner)
+    return owners
+
+
+class PromptLogits:
+    """Collects the logits of prompt rows as they come, chunk by chunk; a ``LogitSink``."""
+
+    def __init__(self, requests: Sequence[EngineRequest]) -> None:
+        self._lengths = {request.rid: len(request.prompt_ids) for request in requests}
+        self.arrays: dict[str, npt.NDArray[np.float32]] = {}
+
+    def __call__(self, rid: str, start: int, logits: torch.Tensor) -> None:
+        rows = logits.float().cpu().numpy()
+        if rid not in self.arrays:
+            self.arrays[rid] = np.empty((self._lengths[rid], rows.shape[1]), dtype=np.float32)
+        self.arrays[rid][start : start + rows.shape[0]] = rows
+
+
+def run_job_on_rank(job: OfflineJob, rank: int, comms: RankComms | None = None, run_id: str = "") -> OfflineResult:
+    """One rank's part of a job, in this process; a collective when ``comms`` has several ranks.
+
+    Args:
+        job: equal on all ranks.
+        rank: this one.
+        comms: its groups; None for a job of one rank.
+        run_id: names what the ranks of one machine share; equal on all ranks and used by nobody else.
+    """
+    from crossdock.comm import local_comms
+    from crossdock.engine_build import build_engine
+    from crossdock.offline_link import OfflineLink
+    from crossdock.rank_plan import plan_rank
+
+    plan = plan_rank(job.config, rank)
+    is_leader = rank in leader_ranks(plan.sizes)
+    requests = job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else []
+    link = OfflineLink(requests)
+    sink = PromptLogits(requests) if job.keeps_logits else None
+    with build_engine(plan, comms or local_comms(), link, run_id=run_id, on_prompt_logits=sink) as engine:
+        engine.run()
+    for outputs in link.outputs.values():
+        if outputs[-1].error is not None:
+            raise UsageError(f"prompt {outputs[-1].rid}: {outputs[-1].error}")
+    return OfflineResult(outputs=link.outputs, logits={} if sink is None else sink.arrays)
+
+
+def write_job(folder: Path, job: OfflineJob) -> None:
+    """Hands a job to rank processes."""
+    (folder / _JOB_FILE).write_bytes(msgspec.json.encode(job))
+
+
+def read_job(folder: Path) -> OfflineJob:
+    """The job of ``write_job``."""
+    return msgspec.json.decode((folder / _JOB_FILE).read_bytes(), type=OfflineJob)
+
+
+def write_result(folder: Path, rank: int, result: OfflineResult) -> None:
+    """Hands a leader's results back."""
+    (folder / f"outputs_{rank}.json").write_bytes(msgspec.json.encode(dict(result.outputs)))
+    for rid, array in result.logits.items():
+        np.save(folder / f"logits_{rid}.npy", array)
+
+
+def read_results(folder: Path, sizes: ParallelSizes) -> OfflineResult:
+    """Results of all replicas.
+
+    Raises:
+        RuntimeFault: a leader left none although it ended well.
+    """
+    outputs: dict[str, list[EngineOutput]] = {}
+    for leader in leader_ranks(sizes):
+        path = folder / f"outputs_{leader}.json"
+        if not path.exists():
+            raise RuntimeFault(f"rank {leader} ended without results; see its log")
+        outputs |= msgspec.json.decode(path.read_bytes(), type=dict[str, list[EngineOutput]])
+    arrays = {path.stem.removeprefix("logits_"): np.load(path) for path in folder.glob("logits_*.npy")}
+    return OfflineResult(outputs=outputs, logits=arrays)

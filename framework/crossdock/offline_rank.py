@@ -1,0 +1,49 @@
+"""One rank process of an offline job: ``python -m crossdock.offline_rank FOLDER RANK``."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from crossdock.local_ranks import end_with_parent, write_error
+from crossdock.offline_job import OfflineJob, read_job, run_job_on_rank, write_result
+
+_STORE_FILE = "store"
+
+
+def main() -> int:
+    """Runs the rank's part of the job in FOLDER; errors go to a file there, anything else to stderr."""
+    end_with_parent()
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+    try:
+        job = read_job(folder)
+        _run(folder, rank, job)
+    except Exception as error:  # noqa: BLE001 - the process that started us tells the user, whatever it is
+        traceback.print_exc()
+        return write_error(folder, rank, error)
+    return 0
+
+
+def _run(folder: Path, rank: int, job: OfflineJob) -> None:
+    import torch
+    from torch._C._distributed_c10d import FileStore
+
+    from crossdock.comm import create_comms, join_process_group
+    from crossdock.config_rules import parallel_sizes
+
+    launch = job.config.launch
+    sizes = parallel_sizes(job.config.parallel)
+    if launch.device == "cuda":
+        torch.cuda.set_device(rank)
+    store = FileStore(str(folder / _STORE_FILE), sizes.ranks)
+    join_process_group(
+        rank=rank, ranks=sizes.ranks, store=store, device_type=launch.device, timeout_s=launch.start_timeout_s
+    )
+    comms = create_comms(sizes, rank, launch.device)
+    result = run_job_on_rank(job, rank, comms, run_id=folder.name)
+    write_result(folder, rank, result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
