@@ -27,6 +27,7 @@ _RST_NOTICES = {
 }
 _RST_DIRECTIVE = re.compile(r"^(\s*)\.\. ([\w:-]+?)::\s*(.*)$")
 _RST_OPTION = re.compile(r"^\s+:[\w-]+:(?:\s|$)")
+_LITERAL_STAR = "\0"  # stands for an escaped star while emphasis is removed
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
@@ -38,9 +39,11 @@ def rst_inline(text: str) -> str:
     text = re.sub(r":[\w:+-]+:`!?([^`]+)`", r"\1", text)
     text = re.sub(r"``([^`]+)``", r"`\1`", text)
     text = re.sub(r"`([^`<]+?)\s*<[^`>]*>`__?", r"\1", text)
+    text = re.sub(r"\*((?:\\\*)+)(\w+)\*", lambda match: match[1].replace("\\*", _LITERAL_STAR) + match[2], text)
+    text = text.replace("\\*", _LITERAL_STAR)
     text = re.sub(r"\*\*([^*\n]+)\*\*", r"\1", text)
     text = re.sub(r"(?<![\w*])\*([\w][^*\n]*)\*(?!\*)", r"\1", text)
-    return text.replace("\\ ", "").replace("\\*", "*").replace("::\n", ":\n")
+    return text.replace(_LITERAL_STAR, "*").replace("\\ ", "").replace("::\n", ":\n")
 
 
 def _rst_line(line: str) -> str | None:
@@ -67,7 +70,9 @@ def clean_rst(text: str) -> str:
 def clean_asciidoc(text: str) -> str:
     """Return an AsciiDoc file of git's documentation as plain text."""
     text = re.sub(r"^(?:ifdef|ifndef|endif|include|ifeval)::.*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^\[(?:\[.*\]|verse|NOTE|WARNING|TIP|quote.*|options.*|attributes|horizontal)\]$", "", text, flags=re.M)
+    text = re.sub(
+        r"^\[(?:\[.*\]|verse|NOTE|WARNING|TIP|quote.*|options.*|attributes|horizontal)\]$", "", text, flags=re.M
+    )
     text = re.sub(r"link(?:git)?:([\w.-]+)\[(\d)\]", r"\1(\2)", text)
     text = re.sub(r"link:[^\[\s]+\[([^\]]*)\]", r"\1", text)
     text = re.sub(r"<<[^,>]+,([^>]+)>>", r"\1", text)
@@ -84,12 +89,14 @@ def clean_man(rendered: str) -> str:
     return tidy("\n".join(lines))
 
 
+_LINE_BREAKS = {"p": 2, "pre": 2, "h1": 2, "h2": 2, "h3": 2, "div": 1, "h4": 1, "dt": 1, "dd": 1, "li": 1, "tr": 1}
+_LINE_BREAKS |= {"td": 1, "th": 1}
+_EMPTY_ELEMENTS = frozenset({"br", "hr", "meta", "link", "img", "col"})
+_HIDDEN_CLASSES = frozenset({"navheader", "navfooter", "toc", "footnotes", "indexterm"})
+
+
 class _PageText(HTMLParser):
     """Collects the visible text of one DocBook page: white space collapsed outside of `pre`, one line a block."""
-
-    _BREAKS = {"p": 2, "pre": 2, "h1": 2, "h2": 2, "h3": 2, "div": 1, "h4": 1, "dt": 1, "dd": 1, "li": 1, "tr": 1, "td": 1, "th": 1}
-    _EMPTY = frozenset({"br", "hr", "meta", "link", "img", "col"})
-    _HIDDEN_CLASSES = frozenset({"navheader", "navfooter", "toc", "footnotes", "indexterm"})
 
     def __init__(self) -> None:
         """Start with no text."""
@@ -101,13 +108,14 @@ class _PageText(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Open an element: hide navigation, break the line before a block."""
-        if tag in self._EMPTY:
-            return self.handle_startendtag(tag, attrs)
+        if tag in _EMPTY_ELEMENTS:
+            self.handle_startendtag(tag, attrs)
+            return
         self._depth += 1
         classes = set((dict(attrs).get("class") or "").split())
-        if self._hidden_at is None and (tag in {"title", "script", "style"} or classes & self._HIDDEN_CLASSES):
+        if self._hidden_at is None and (tag in {"title", "script", "style"} or classes & _HIDDEN_CLASSES):
             self._hidden_at = self._depth
-        self._append("\n" * self._BREAKS.get(tag, 0))
+        self._append("\n" * _LINE_BREAKS.get(tag, 0))
         self._in_pre = self._in_pre or tag == "pre"
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -117,9 +125,9 @@ class _PageText(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         """Close an element, and the hidden part with it."""
-        if tag in self._EMPTY:
+        if tag in _EMPTY_ELEMENTS:
             return
-        self._append("\n" * (tag in self._BREAKS))
+        self._append("\n" * (tag in _LINE_BREAKS))
         if self._hidden_at == self._depth:
             self._hidden_at = None
         self._depth -= 1
