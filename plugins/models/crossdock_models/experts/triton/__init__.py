@@ -1,0 +1,1 @@
+"""Experts in Triton kernels: grouped products without a host synchronisation, for CUDA devices."""

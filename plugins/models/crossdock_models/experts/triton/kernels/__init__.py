@@ -1,0 +1,1 @@
+"""Kernels of the Triton experts, each beside its readable torch twin."""

@@ -1,0 +1,44 @@
+"""``block_order``: which (row, choice) pairs each block of a grouped product works on, found on the device."""
+
+from __future__ import annotations
+
+import torch
+
+SCAN_PAIRS = 1024
+"""Pairs that a program looks at together."""
+
+
+def max_blocks(num_pairs: int, num_experts: int, block_rows: int) -> int:
+    """Most blocks that ``num_pairs`` pairs can need: every used expert wastes less than a block, and a pair uses one expert."""
+    return -(-num_pairs // block_rows) + min(num_pairs, num_experts)
+
+
+def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """local_ids [R, K] int64 (-1 = none) -> (pairs [M * block_rows] int32, block_experts [M] int32), M = ``max_blocks``.
+
+    ``pairs`` holds flat indices r * K + k, by expert, R * K where a block is not full; ``block_experts`` -1 for unused blocks.
+    """
+    num_pairs = local_ids.numel()
+    blocks = max_blocks(num_pairs, num_experts, block_rows)
+    pairs = torch.empty(blocks * block_rows, dtype=torch.int32, device=local_ids.device)
+    block_experts = torch.empty(blocks, dtype=torch.int32, device=local_ids.device)
+    if blocks == 0:
+        return pairs, block_experts
+    # Imported at the first call: CPU installations have no triton.
+    import triton
+
+    from crossdock_models.experts.triton.kernels.block_order_triton import block_order_kernel
+
+    block_order_kernel[(num_experts,)](
+        local_ids.contiguous(),
+        pairs,
+        block_experts,
+        num_pairs,
+        num_experts,
+        blocks,
+        block_rows=block_rows,
+        experts_block=triton.next_power_of_2(num_experts + 1),
+        scan=min(SCAN_PAIRS, max(16, triton.next_power_of_2(num_pairs))),
+        num_warps=4,
+    )
+    return pairs, block_experts

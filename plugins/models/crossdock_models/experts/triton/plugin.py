@@ -1,0 +1,39 @@
+"""Entry point of the ``triton`` experts plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from crossdock.hookapi import hookimpl
+from crossdock.options import read_options
+from crossdock.types.capability import Refusal
+
+from crossdock_models.experts.triton.capabilities import TRITON_EXPERTS_CAPABILITIES
+from crossdock_models.experts.triton.options import TritonExpertsOptions
+
+if TYPE_CHECKING:
+    from crossdock.types.capability import Environment
+    from crossdock.types.experts import Experts, ExpertsCapabilities, ExpertsSpec
+
+HOOK_API_VERSION = 1
+
+
+@hookimpl
+def make_experts(options: Mapping[str, object], spec: ExpertsSpec) -> Experts | None:
+    """Grouped products in Triton on the device of the spec. Declines other activations than SwiGLU."""
+    read_options(TritonExpertsOptions, options, where="[experts]")
+    if spec.activation != "silu":
+        return None
+    from crossdock_models.experts.triton.experts import TritonExperts
+
+    return TritonExperts()
+
+
+@hookimpl
+def experts_capabilities(options: Mapping[str, object], env: Environment) -> ExpertsCapabilities | Refusal | None:
+    """Rows by token and replicated rows on CUDA, bf16, weights also in fp8 blocks; capturable."""
+    read_options(TritonExpertsOptions, options, where="[experts]")
+    if env.device == "cuda" and "triton" not in env.packages:
+        return Refusal(code="package_missing", sentence="experts triton needs triton; choose experts 'torch'")
+    return TRITON_EXPERTS_CAPABILITIES

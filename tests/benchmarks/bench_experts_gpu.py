@@ -1,0 +1,154 @@
+"""Grouped expert products on one GPU: ours, torch's ``_grouped_mm`` and, where installed, deep_gemm; microseconds a layer.
+
+    python tests/benchmarks/bench_experts_gpu.py --out FILE.json [--tune]
+
+Random routing, bf16, both products with SwiGLU and the weighted sum for ours; the two products alone (rows already sorted, no
+activation, no sum) for the libraries, so their figures flatter them. Median of graph replays, weights far larger than L2.
+``--tune`` walks the tile space at each size and prints the best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu
+from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
+from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
+
+SHAPES = {
+    "qwen3_30b": (128, 2048, 768, 8),
+    "dsv2_lite": (64, 2048, 1408, 6),
+    "dsv3_ep2": (128, 7168, 2048, 4),
+}
+"""experts on the rank, hidden, inner, choices that land on the rank."""
+ROWS = (1, 8, 32, 128, 256, 512, 4096, 16384)
+REPEATS = 20
+
+
+def median_us(call: Callable[[], Any], inner: int) -> float:
+    """Median time of one call over graph replays of ``inner`` calls."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(inner):
+            call()
+    return eager_us(graph.replay, inner)
+
+
+def eager_us(call: Callable[[], Any], inner: int = 1) -> float:
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / inner)
+    return round(statistics.median(times), 1)
+
+
+def candidates(rows_per_expert: float) -> Iterator[Tiles]:
+    """Tiles worth trying at a number of rows an expert."""
+    heights = [16] if rows_per_expert <= 8 else [16, 32, 64] if rows_per_expert <= 48 else [64, 128]
+    for rows, gate, down, inner, stages, warps in itertools.product(
+        heights, (32, 64, 128), (64, 128, 256), (64, 128), (3, 4, 5), (4, 8)
+    ):
+        if rows >= 64 and (gate < 64 or down < 128):
+            continue
+        if rows == 16 and (warps == 8 or down == 256):
+            continue
+        if (rows + 2 * gate) * inner * 2 * stages > 220_000 or (rows + down) * inner * 2 * stages > 220_000:
+            continue
+        yield Tiles(
+            rows=rows,
+            gate_columns=gate,
+            down_columns=down,
+            inner=inner,
+            group=1 if rows == 16 else 8,
+            gate_warps=warps,
+            gate_stages=stages,
+            down_warps=warps,
+            down_stages=stages,
+        )
+
+
+def library_us(rows: int, ids: torch.Tensor, experts: GroupedWeights) -> float:
+    """torch._grouped_mm for both products, rows sorted beforehand."""
+    counts = torch.bincount(ids.flatten(), minlength=experts.gate_up.shape[0])
+    offsets = counts.cumsum(0).to(torch.int32)
+    x = torch.randn(ids.numel(), experts.gate_up.shape[2], device="cuda").to(torch.bfloat16)
+    h = torch.randn(ids.numel(), experts.down.shape[2], device="cuda").to(torch.bfloat16)
+
+    def call() -> None:
+        torch._grouped_mm(x, experts.gate_up.transpose(1, 2), offs=offsets)
+        torch._grouped_mm(h, experts.down.transpose(1, 2), offs=offsets)
+
+    return median_us(call, 5 if rows < 4096 else 1)
+
+
+def measure(name: str, tune: bool) -> dict[str, Any]:
+    num_experts, hidden, inner, top_k = SHAPES[name]
+    experts = GroupedWeights(
+        gate_up=torch.randn(num_experts, 2 * inner, hidden, device="cuda", dtype=torch.bfloat16) / hidden**0.5,
+        down=torch.randn(num_experts, hidden, inner, device="cuda", dtype=torch.bfloat16) / inner**0.5,
+    )
+    results: dict[str, Any] = {}
+    for rows in ROWS:
+        scores = torch.rand(rows, num_experts, device="cuda")
+        weights, ids = scores.topk(top_k, dim=1)
+        x = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
+        used = ids.unique().numel()
+        weight_bytes = used * 3 * hidden * inner * 2
+        flops = rows * top_k * 6 * hidden * inner
+        calls = 5 if rows < 4096 else 1
+        tiles = choose_tiles(rows * top_k / num_experts, False)
+        row: dict[str, Any] = {"ours_us": median_us(lambda: grouped_swiglu(x, ids, weights, experts, tiles), calls)}
+        row["bound_us"] = round(max(weight_bytes / 4.3e6, flops / 790e6), 1)
+        row["grouped_mm_us"] = library_us(rows, ids, experts)
+        if rows <= 512:
+            want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
+            got = grouped_swiglu(x, ids, weights, experts, tiles).float()
+            row["error"] = round(float((got - want).norm() / want.norm()), 5)
+        if tune and rows in (1, 32, 128, 256, 4096, 16384):
+            best: list[tuple[float, str]] = []
+            for candidate in candidates(rows * top_k / num_experts):
+                try:
+                    us = median_us(lambda c=candidate: grouped_swiglu(x, ids, weights, experts, c), calls)
+                    best.append((us, repr(candidate)))
+                except Exception as error:
+                    print("left out", candidate, type(error).__name__, flush=True)
+            row["best"] = sorted(best)[:3]
+        results[str(rows)] = row
+        print(name, rows, row, flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    for name in arguments.shapes:
+        results[name] = measure(name, arguments.tune)
+        torch.cuda.empty_cache()
+        with open(arguments.out, "w", encoding="utf8") as file:
+            json.dump(results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
