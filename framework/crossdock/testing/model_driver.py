@@ -1,0 +1,245 @@
+"""Runs a model on one rank with hand-made batches: no scheduler, no server. For the models' tests, ours and third parties'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import torch
+
+from crossdock.attention import make_attention
+from crossdock.checkpoint import SafetensorsCheckpoint
+from crossdock.checkpoint_config import read_config
+from crossdock.dispatch import make_dispatcher
+from crossdock.executor import Executor
+from crossdock.experts import adapt_experts, layouts_needed, make_experts
+from crossdock.location import make_expert_location, placement_maps
+from crossdock.model import make_model, model_info
+from crossdock.placement import trivial_placement
+from crossdock.strategy import make_strategy
+from crossdock.types.attention import AttentionSpec, KvSpec
+from crossdock.types.batch import ForwardBatch
+from crossdock.types.comm import Comms
+from crossdock.types.dispatch import DispatcherSpec, DispatchStep, Received
+from crossdock.types.experts import ExpertsSpec
+from crossdock.types.location import PickerSpec
+from crossdock.types.model import Checkpoint, ForwardContext, Model, ModelInfo, ModelSpec, MoeParts, MoeSpec
+from crossdock.types.parallel import ParallelSizes, RankPlace
+from crossdock.types.placement import Topology
+from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
+
+MAX_ROWS = 512
+"""Rows that one rank may bring to a step."""
+CPU = torch.device("cpu")
+
+
+class NoRecorder:
+    """Counts nothing."""
+
+    def record(self, layer: int, physical_ids: torch.Tensor) -> None:
+        return None
+
+    def record_received(self, layer: int, received: Received) -> None:
+        return None
+
+
+@attrs.frozen(kw_only=True)
+class DriverChoice:
+    """What a driver is built with, all of it plain data so that it reaches rank processes."""
+
+    folder: str
+    dispatcher: str = "allgatherv"
+    experts: str = "torch"
+    padding_mode: PaddingMode = PaddingMode.SUM_LEN
+    dense_tp_size: int = 0
+    redundant_experts: int = 0
+    page_tokens: int = 4
+    num_pages: int = 128
+    dtype: str = "float32"
+
+
+Work = Mapping[int, Sequence[int]]
+"""Sequence id -> its next tokens, in the order of the batch."""
+
+
+class ModelDriver:
+    """One rank of a model. Pages are handed out in a scattered order, and freshly handed out ones hold NaN, so that reading past a sequence shows."""
+
+    def __init__(self, choice: DriverChoice, sizes: ParallelSizes, place: RankPlace, comms: Comms) -> None:
+        self._choice, self._sizes, self._place = choice, sizes, place
+        folder, dtype = Path(choice.folder), getattr(torch, choice.dtype)
+        config = read_config(folder)
+        self.info: ModelInfo = model_info(config, sizes, place)
+        attention_spec = AttentionSpec(
+            page_tokens=choice.page_tokens, num_heads=self.info.num_heads, kv=self.info.kv, dtype=dtype, device=CPU
+        )
+        self._attention = make_attention("torch", {}, attention_spec)
+        checkpoint: Checkpoint = SafetensorsCheckpoint(folder)
+        spec = ModelSpec(
+            config=config,
+            checkpoint=checkpoint,
+            sizes=sizes,
+            place=place,
+            comms=comms,
+            dtype=dtype,
+            device=CPU,
+            attention=self._attention,
+            moe=_moe_parts(choice, self.info.moe, sizes, place, comms, dtype) if self.info.moe else None,
+            dense_tp_size=choice.dense_tp_size,
+        )
+        self.model: Model = make_model(spec)
+        self.caches = [_pools(self.info.kv, choice, dtype) for _ in range(self.info.num_layers)]
+        self.model.bind_kv_cache(self.caches)
+        self._executor = Executor(self.model, make_strategy("sequential", {}))
+        self._free = [1 + (7 * i) % (choice.num_pages - 1) for i in range(choice.num_pages - 1)]
+        assert len(set(self._free)) == len(self._free), "7 and the number of pages have no common factor"
+        self._pages: dict[int, list[int]] = {}
+        self._lengths: dict[int, int] = {}
+        self._step = 0
+
+    def step(self, work: Sequence[Work]) -> dict[int, torch.Tensor]:
+        """One step of all replicas. Every rank passes the same ``work``, one entry a replica.
+
+        Returns:
+            Logits [tokens, vocab] of every sequence of this rank's replica.
+        """
+        own = work[self._place.attn_dp_rank]
+        batch = self._batch(work, own)
+        self._step += 1
+        with torch.inference_mode():
+            metadata = self._attention.plan(batch)
+            counts = tuple(
+                rows // self._sizes.attn_tp_size
+                for rows in batch.step.padded_tokens
+                for _ in range(self._sizes.attn_tp_size)
+            )
+            context = ForwardContext(
+                batch=batch, attn_metadata=metadata, dispatch_step=DispatchStep(source_counts=counts)
+            )
+            (logits,) = self._executor.run([context])
+        return dict(zip(own, logits.split([len(tokens) for tokens in own.values()]), strict=True))
+
+    def _batch(self, work: Sequence[Work], own: Work) -> ForwardBatch:
+        live = tuple(sum(len(tokens) for tokens in replica.values()) for replica in work)
+        plan = _step_plan(self._step, live, self._sizes.attn_tp_size, self._choice.padding_mode, _mode(work))
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        for sequence, tokens in own.items():
+            start = self._lengths.get(sequence, 0)
+            self._lengths[sequence] = start + len(tokens)
+            pages = self._grown(sequence)
+            ids += tokens
+            where = range(start, start + len(tokens))
+            positions += where
+            size = self._choice.page_tokens
+            slots += [pages[position // size] * size + position % size for position in where]
+        padding = plan.padded_tokens[self._place.attn_dp_rank] - len(ids)
+        width = max((len(self._pages[sequence]) for sequence in own), default=1)
+        table = [self._pages[sequence] + [0] * (width - len(self._pages[sequence])) for sequence in own]
+        return ForwardBatch(
+            input_ids=torch.tensor(ids + [0] * padding, dtype=torch.int64),
+            positions=torch.tensor(positions + [0] * padding, dtype=torch.int64),
+            kv_slots=torch.tensor(slots + [0] * padding, dtype=torch.int64),
+            page_table=torch.tensor(table, dtype=torch.int32).reshape(len(own), width),
+            seq_lens=tuple(self._lengths[sequence] for sequence in own),
+            query_lens=tuple(len(tokens) for tokens in own.values()),
+            logit_rows=torch.arange(len(ids)),
+            forward_mode=_mode([own]),
+            step=plan,
+            attn_dp_rank=self._place.attn_dp_rank,
+            num_live_tokens=len(ids),
+        )
+
+    def _grown(self, sequence: int) -> list[int]:
+        """Pages of a sequence, new ones poisoned."""
+        pages = self._pages.setdefault(sequence, [])
+        while len(pages) * self._choice.page_tokens < self._lengths[sequence]:
+            pages.append(self._free.pop(0))
+            for pools in self.caches:
+                for pool in pools:
+                    pool[pages[-1]] = float("nan")
+        return pages
+
+
+def _step_plan(step: int, live: tuple[int, ...], attn_tp: int, padding: PaddingMode, mode: ForwardMode) -> StepPlan:
+    padded = tuple(-(-count // attn_tp) * attn_tp for count in live)
+    if padding is PaddingMode.MAX_LEN:
+        padded = (max(padded),) * len(padded)
+    return StepPlan(
+        step=step,
+        eplb_pass=0,
+        live_tokens=live,
+        padded_tokens=padded,
+        padding_mode=padding,
+        forward_mode=mode,
+        dispatch_mode=DispatchMode.NORMAL,
+        overlap=False,
+        overlap_reason="one micro-batch",
+    )
+
+
+def _mode(work: Sequence[Work]) -> ForwardMode:
+    lengths = {len(tokens) > 1 for replica in work for tokens in replica.values()}
+    if not lengths:
+        return ForwardMode.IDLE
+    if len(lengths) == 2:
+        return ForwardMode.MIXED
+    return ForwardMode.PREFILL if lengths.pop() else ForwardMode.DECODE
+
+
+def _pools(kv: KvSpec, choice: DriverChoice, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    head = (choice.num_pages, choice.page_tokens)
+    if kv.kind == "mla":
+        return (torch.zeros(*head, kv.kv_lora_rank + kv.rope_dim, dtype=dtype),)
+    keys = torch.zeros(*head, kv.num_kv_heads, kv.head_dim, dtype=dtype)
+    return keys, torch.zeros(*head, kv.num_kv_heads, kv.v_head_dim, dtype=dtype)
+
+
+def _moe_parts(
+    choice: DriverChoice, moe: MoeSpec, sizes: ParallelSizes, place: RankPlace, comms: Comms, dtype: torch.dtype
+) -> MoeParts:
+    physical = moe.num_logical_experts + choice.redundant_experts
+    num_local = physical // sizes.moe_ep_size
+    experts_spec = ExpertsSpec(
+        hidden_size=moe.hidden_size,
+        intermediate_size=moe.intermediate_size // sizes.moe_tp_size,
+        num_local_experts=num_local,
+        top_k=moe.top_k,
+        activation="silu",
+        dtype=dtype,
+        device=CPU,
+        weight_dtype=moe.weight_dtype,
+    )
+    experts = make_experts(choice.experts, {}, experts_spec)
+    dispatcher_spec = DispatcherSpec(
+        sizes=sizes,
+        place=place,
+        comms=comms,
+        hidden_size=moe.hidden_size,
+        top_k=moe.top_k,
+        num_physical_experts=physical,
+        dtype=dtype,
+        device=CPU,
+        max_rows_per_rank=MAX_ROWS,
+        accepted_layouts=layouts_needed(experts.capabilities.layouts),
+    )
+    dispatcher = make_dispatcher(choice.dispatcher, {}, dispatcher_spec)
+    placement = trivial_placement(len(moe.layers), moe.num_logical_experts, physical)
+    maps = placement_maps(placement, CPU)
+    topology = Topology(
+        num_gpus=sizes.moe_ep_size, num_nodes=1, num_physical_experts=physical, num_groups=moe.num_groups
+    )
+    replicated = dispatcher.capabilities.rank_invariant_picks_needed
+    picker_spec = PickerSpec(
+        maps=maps, topology=topology, sizes=sizes, place=place, comms=comms, replicated_rows=replicated
+    )
+    return MoeParts(
+        dispatcher=dispatcher,
+        experts=adapt_experts(experts, dispatcher.capabilities.layouts, num_local),
+        picker=make_expert_location("static", {}, picker_spec),
+        maps=maps,
+        recorder=NoRecorder(),
+        num_physical_experts=physical,
+    )

@@ -1,0 +1,1 @@
+"""Layers and readers used by two model plugins or more."""

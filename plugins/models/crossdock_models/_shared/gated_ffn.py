@@ -1,0 +1,29 @@
+"""A SwiGLU feed-forward block, whole or a rank's part of it: dense layers and shared experts."""
+
+from __future__ import annotations
+
+import torch
+from crossdock.ops.packed_linear import PackedLinear
+from crossdock.ops.swiglu import swiglu
+
+from crossdock_models._shared.shards import Shard
+from crossdock_models._shared.weights import WeightReader
+
+
+class GatedFfn:
+    """``down(silu(gate(x)) * up(x))`` over a part of the intermediate size; parts of all ranks add up to the block's output."""
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        """``gate_up`` [2I, H], gate rows first; ``down`` [H, I]."""
+        self._gate_up = PackedLinear(gate_up)
+        self._down = PackedLinear(down)
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[n, H] -> [n, H]."""
+        return self._down(swiglu(self._gate_up(hidden_states)))
+
+
+def load_gated_ffn(reader: WeightReader, prefix: str, part: Shard) -> GatedFfn:
+    """Reads ``<prefix>.{gate,up,down}_proj``, only the ``part`` of the intermediate size."""
+    gate_up = reader.stacked([(f"{prefix}.gate_proj", part), (f"{prefix}.up_proj", part)])
+    return GatedFfn(gate_up, reader.matrix(f"{prefix}.down_proj", cols=part))
