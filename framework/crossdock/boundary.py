@@ -63,9 +63,9 @@ class Boundary:
 
         Args:
             stream: as the last block left it; its ``pending`` is spent.
+            update: None for a plain add; otherwise needs a plan with ``is_gated_update``.
             norm: applied to rows [n, H], row by row; n may be 0.
             batch: gives the step's counts and the replica.
-            update: None for a plain add; otherwise needs a plan with ``is_gated_update``.
 
         Raises:
             RowsMisuse: the stream does not match the plan, or rows do not match the step's counts.

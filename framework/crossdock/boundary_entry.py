@@ -161,7 +161,7 @@ class Entry:
         owes = self.sum_kind is not SumKind.NOTHING
         to_slice = Settle.RETURN_SLICE if owes else Settle.CUT_REPLICA_SLICE
         to_replica = Settle.RETURN_REPLICA if owes else Settle.CUT_REPLICA
-        if self.consumer == self.local:
+        if self.consumer == self.local != self.attn:
             return self._made(EntryChoice.CUT_TO_SLICE, to_slice, self.local)
         if self.consumer == FULL_ROWS and self.joins and not self.is_local_read:
             return self._made(EntryChoice.IN_PLACE, Settle.SUM_FULL, FULL_ROWS, joins=True)

@@ -99,7 +99,7 @@ def _entry(producer: BlockSpec, consumer: BlockSpec, residual: Layout | None, si
         raise MisuseError(f"blocks {producer.name!r} and {consumer.name!r} cannot follow one another")
     rows = drop_unit_axes(producer.output, sizes)
     owed = drop_unit_sums(producer.owed, sizes)
-    kind = sum_kind(owed, sizes)
+    kind = sum_kind(owed, rows, sizes)
     _check_same_rows(producer.name, rows, owed, sizes)
     return Entry(
         name=consumer.name,
@@ -116,12 +116,14 @@ def _entry(producer: BlockSpec, consumer: BlockSpec, residual: Layout | None, si
     )
 
 
-def sum_kind(owed: Owed, sizes: ParallelSizes) -> SumKind | None:
-    """What a combined move may settle; None for sums over other groups, which are completed first."""
+def sum_kind(owed: Owed, rows: Layout, sizes: ParallelSizes) -> SumKind | None:
+    """What a combined move may settle; None for other sums (over some of the ranks that hold ``rows``), which are completed first."""
     if not owed:
         return SumKind.NOTHING
-    covers_world = sizes.moe_dp_size == 1 and owed == drop_unit_sums(frozenset({SumAxis.MOE_EP, SumAxis.MOE_TP}), sizes)
-    if owed == frozenset({SumAxis.ATTN_TP}) or (covers_world and sizes.attn_tp_size == sizes.ranks):
+    is_replica = rows == drop_unit_axes(ATTN_ROWS, sizes)
+    all_experts = drop_unit_sums(frozenset({SumAxis.MOE_EP, SumAxis.MOE_TP}), sizes)
+    covers_world = sizes.moe_dp_size == 1 and owed == all_experts
+    if is_replica and (owed == frozenset({SumAxis.ATTN_TP}) or (covers_world and sizes.attn_tp_size == sizes.ranks)):
         return SumKind.REPLICA
     return SumKind.WORLD if covers_world else None
 
