@@ -10,7 +10,6 @@ activation, no sum) for the libraries, so their figures flatter them. Median of 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ SHAPES = {
     "dsv3_ep2": (128, 7168, 2048, 4),
 }
 """experts on the rank, hidden, inner, choices that land on the rank."""
+TUNED_ROWS = (1, 32, 256, 16384)
 ROWS = (1, 8, 32, 128, 256, 512, 4096, 16384)
 REPEATS = 20
 
@@ -60,29 +60,43 @@ def eager_us(call: Callable[[], Any], inner: int = 1) -> float:
     return round(statistics.median(times), 1)
 
 
+FEW_ROWS = (
+    (32, 64, 128, 4),
+    (64, 64, 128, 4),
+    (64, 128, 128, 4),
+    (64, 64, 64, 4),
+    (64, 128, 64, 5),
+    (128, 128, 64, 4),
+    (32, 64, 256, 3),
+)
+MANY_ROWS = (
+    (64, 128, 64, 4),
+    (128, 128, 64, 3),
+    (128, 128, 64, 4),
+    (128, 256, 64, 3),
+    (64, 256, 64, 3),
+    (64, 128, 128, 3),
+)
+"""Gate columns, down columns, inner step, stages."""
+
+
 def candidates(rows_per_expert: float) -> Iterator[Tiles]:
     """Tiles worth trying at a number of rows an expert."""
-    heights = [16] if rows_per_expert <= 8 else [16, 32, 64] if rows_per_expert <= 48 else [64, 128]
-    for rows, gate, down, inner, stages, warps in itertools.product(
-        heights, (32, 64, 128), (64, 128, 256), (64, 128), (3, 4, 5), (4, 8)
-    ):
-        if rows >= 64 and (gate < 64 or down < 128):
-            continue
-        if rows == 16 and (warps == 8 or down == 256):
-            continue
-        if (rows + 2 * gate) * inner * 2 * stages > 220_000 or (rows + down) * inner * 2 * stages > 220_000:
-            continue
-        yield Tiles(
-            rows=rows,
-            gate_columns=gate,
-            down_columns=down,
-            inner=inner,
-            group=1 if rows == 16 else 8,
-            gate_warps=warps,
-            gate_stages=stages,
-            down_warps=warps,
-            down_stages=stages,
-        )
+    heights = (16,) if rows_per_expert <= 8 else (16, 32) if rows_per_expert <= 24 else (64, 128)
+    for height in heights:
+        for gate, down, inner, stages in FEW_ROWS if height <= 32 else MANY_ROWS:
+            for warps in (4,) if height <= 32 else (4, 8):
+                yield Tiles(
+                    rows=height,
+                    gate_columns=gate,
+                    down_columns=down,
+                    inner=inner,
+                    group=1 if height == 16 else 8,
+                    gate_warps=warps,
+                    gate_stages=stages,
+                    down_warps=warps,
+                    down_stages=stages,
+                )
 
 
 def library_us(rows: int, ids: torch.Tensor, experts: GroupedWeights) -> float:
@@ -99,7 +113,40 @@ def library_us(rows: int, ids: torch.Tensor, experts: GroupedWeights) -> float:
     return median_us(call, 5 if rows < 4096 else 1)
 
 
+def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> dict[str, Any]:
+    """One size: ours with the table's tiles, the library, the bound, and with ``tune`` the best tiles found."""
+    num_experts, hidden, inner = experts.down.shape
+    weights, ids = torch.rand(rows, num_experts, device="cuda").topk(top_k, dim=1)
+    x = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
+    calls = 5 if rows < 4096 else 1
+
+    def ours(tiles: Tiles) -> float:
+        return median_us(lambda: grouped_swiglu(x, ids, weights, experts, tiles), calls)
+
+    weight_bytes = ids.unique().numel() * 3 * hidden * inner * 2
+    tiles = choose_tiles(rows * top_k / num_experts, False)
+    row: dict[str, Any] = {
+        "ours_us": ours(tiles),
+        "bound_us": round(max(weight_bytes / 4.3e6, rows * top_k * 6 * hidden * inner / 790e6), 1),
+        "grouped_mm_us": library_us(rows, ids, experts),
+    }
+    if rows <= 512:
+        want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
+        got = grouped_swiglu(x, ids, weights, experts, tiles).float()
+        row["error"] = round(float((got - want).norm() / want.norm()), 5)
+    if tune:
+        found: list[tuple[float, str]] = []
+        for candidate in candidates(rows * top_k / num_experts):
+            try:
+                found.append((ours(candidate), repr(candidate)))
+            except Exception as error:
+                print("left out", candidate, type(error).__name__, flush=True)
+        row["best"] = sorted(found)[:4]
+    return row
+
+
 def measure(name: str, tune: bool) -> dict[str, Any]:
+    """All sizes of one shape."""
     num_experts, hidden, inner, top_k = SHAPES[name]
     experts = GroupedWeights(
         gate_up=torch.randn(num_experts, 2 * inner, hidden, device="cuda", dtype=torch.bfloat16) / hidden**0.5,
@@ -107,32 +154,8 @@ def measure(name: str, tune: bool) -> dict[str, Any]:
     )
     results: dict[str, Any] = {}
     for rows in ROWS:
-        scores = torch.rand(rows, num_experts, device="cuda")
-        weights, ids = scores.topk(top_k, dim=1)
-        x = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
-        used = ids.unique().numel()
-        weight_bytes = used * 3 * hidden * inner * 2
-        flops = rows * top_k * 6 * hidden * inner
-        calls = 5 if rows < 4096 else 1
-        tiles = choose_tiles(rows * top_k / num_experts, False)
-        row: dict[str, Any] = {"ours_us": median_us(lambda: grouped_swiglu(x, ids, weights, experts, tiles), calls)}
-        row["bound_us"] = round(max(weight_bytes / 4.3e6, flops / 790e6), 1)
-        row["grouped_mm_us"] = library_us(rows, ids, experts)
-        if rows <= 512:
-            want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
-            got = grouped_swiglu(x, ids, weights, experts, tiles).float()
-            row["error"] = round(float((got - want).norm() / want.norm()), 5)
-        if tune and rows in (1, 32, 128, 256, 4096, 16384):
-            best: list[tuple[float, str]] = []
-            for candidate in candidates(rows * top_k / num_experts):
-                try:
-                    us = median_us(lambda c=candidate: grouped_swiglu(x, ids, weights, experts, c), calls)
-                    best.append((us, repr(candidate)))
-                except Exception as error:
-                    print("left out", candidate, type(error).__name__, flush=True)
-            row["best"] = sorted(best)[:3]
-        results[str(rows)] = row
-        print(name, rows, row, flush=True)
+        results[str(rows)] = measure_rows(rows, top_k, experts, tune and rows in TUNED_ROWS)
+        print(name, rows, results[str(rows)], flush=True)
     return results
 
 
