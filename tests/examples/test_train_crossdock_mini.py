@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,8 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module")
 def loaded() -> tuple[Any, dict[str, Any]]:
     """transformers' own model in fp32 and what it says of the keys."""
-    model, info = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32, output_loading_info=True)
-    return model.eval(), info
+    pair: Any = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32, output_loading_info=True)
+    return pair[0].eval(), pair[1]
 
 
 def answer(model: Any, tokenizer: Any, question: str, max_new_tokens: int = 130) -> str:
@@ -159,6 +161,31 @@ def test_recorded_expert_loads_differ_between_domains_more_than_within_one() -> 
     balancedness = (by_rank.mean(dim=-1) / by_rank.amax(dim=-1)).mean(dim=-1)
     mixture = numbers["balancedness"]["equal mixture"]["8"]
     assert all(float(value) < 0.8 < mixture for value in balancedness)
+
+
+def test_the_training_model_and_transformers_give_the_same_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    training, writer = importlib.import_module("model"), importlib.import_module("checkpoint")
+    for name in ("model", "checkpoint"):  # names too common to leave to other tests
+        del sys.modules[name]
+    config = tomllib.loads((EXAMPLE / "config.toml").read_text(encoding="utf-8"))["model"]
+    shape = training.ModelShape(**{**config, "vocab_size": 96, "num_hidden_layers": 3})
+    torch.manual_seed(5)
+    model = training.MiniModel(shape)
+    for parameter in model.parameters():
+        parameter.data = (parameter.data * 5 if parameter.ndim > 1 else parameter.data).bfloat16().float()
+    for mlp in model.moe_mlps():
+        mlp.correction_bias.uniform_(-0.3, 0.3)
+    writer.save_checkpoint(model, tmp_path, {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}, 100_000_000)
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.randint(96, (2, 40))
+    with torch.no_grad():
+        ours, theirs = model(ids)[0], oracle(ids).logits
+    assert float(theirs.abs().max()) > 1.0
+    # Both run in fp32 and differ in the order of sums only.
+    torch.testing.assert_close(ours, theirs, atol=2e-5 * float(theirs.abs().max()), rtol=0)
 
 
 @pytest.mark.timeout(90)
