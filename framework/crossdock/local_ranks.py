@@ -49,7 +49,7 @@ def end_with_parent() -> None:
     """Called by a rank at its start: it ends as soon as its standard input closes."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        os.read(sys.stdin.fileno(), 1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent watch").start()
