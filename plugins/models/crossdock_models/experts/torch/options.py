@@ -10,8 +10,10 @@ from crossdock.options import option
 
 @attrs.frozen(kw_only=True)
 class TorchExpertsOptions:
-    """Which path runs the experts."""
+    """Which form of the grouped computation runs."""
 
-    path: Literal["auto", "reference"] = option(
-        "auto: the fastest that this machine has; reference: one readable loop over experts", default="auto"
+    form: Literal["auto", "native", "sorted", "loop"] = option(
+        "auto: the fastest that this machine has; native: the C kernel (CPU); sorted: torch's grouped product; "
+        "loop: one readable loop over experts",
+        default="auto",
     )

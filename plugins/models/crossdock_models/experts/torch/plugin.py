@@ -24,9 +24,9 @@ def make_experts(options: Mapping[str, object], spec: ExpertsSpec) -> Experts | 
     chosen = read_options(TorchExpertsOptions, options, where="[experts]")
     if spec.activation != "silu":
         return None
-    from crossdock_models.experts.torch.experts import make_torch_experts
+    from crossdock_models.experts.torch.experts import TorchExperts
 
-    return make_torch_experts(chosen, spec)
+    return TorchExperts(chosen, spec)
 
 
 @hookimpl
