@@ -1,0 +1,1 @@
+"""What the core tells about itself while it runs."""

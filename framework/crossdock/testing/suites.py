@@ -1,0 +1,93 @@
+"""Every conformance suite in one table; ``crossdock plugins check`` and ``tests/contracts`` run them on installed plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TypeAlias
+
+from crossdock.registry import InstalledPlugin
+from crossdock.testing import common_conformance
+from crossdock.testing.conformance import Check, CheckResult, Outcome, PluginCase, run_check
+from crossdock.testing.world import RankPool
+
+PoolOf: TypeAlias = Callable[[int], RankPool]
+
+
+def _padding() -> tuple[Check, ...]:
+    from crossdock.testing.padding_conformance import CHECKS
+
+    return CHECKS
+
+
+def _strategy() -> tuple[Check, ...]:
+    from crossdock.testing.strategy_conformance import CHECKS
+
+    return CHECKS
+
+
+def _eplb_algo() -> tuple[Check, ...]:
+    from crossdock.testing.eplb_algo_conformance import CHECKS
+
+    return CHECKS
+
+
+def _rebalance_policy() -> tuple[Check, ...]:
+    from crossdock.testing.rebalance_policy_conformance import CHECKS
+
+    return CHECKS
+
+
+def _observer() -> tuple[Check, ...]:
+    from crossdock.testing.observer_conformance import CHECKS
+
+    return CHECKS
+
+
+SUITES: Mapping[str, Callable[[], tuple[Check, ...]]] = MappingProxyType(
+    {
+        "padding": _padding,
+        "strategy": _strategy,
+        "eplb_algo": _eplb_algo,
+        "rebalance_policy": _rebalance_policy,
+        "observer": _observer,
+    }
+)
+"""Checks of each point, besides those that hold for any plugin; imported when they are asked for, because some need torch."""
+
+
+def checks_of(point: str) -> tuple[Check, ...]:
+    """Everything that is checked of a plugin of this point."""
+    own = SUITES[point]() if point in SUITES else ()
+    return (*common_conformance.CHECKS, *own)
+
+
+@contextmanager
+def rank_pools() -> Iterator[PoolOf]:
+    """Pools of ranks by size, started when they are first asked for and ended with the block."""
+    pools: dict[int, RankPool] = {}
+
+    def pool_of(world_size: int) -> RankPool:
+        return pools.setdefault(world_size, RankPool(world_size))
+
+    try:
+        yield pool_of
+    finally:
+        for pool in pools.values():
+            pool.close()
+
+
+def check_plugins(plugins: Sequence[InstalledPlugin], report: Callable[[str], None]) -> tuple[CheckResult, ...]:
+    """Every check on every one of these plugins; ``report`` gets a line for each, and the traceback of a failure."""
+    results: list[CheckResult] = []
+    with rank_pools() as pool_of:
+        for plugin in plugins:
+            case = PluginCase(point=plugin.point, name=plugin.name, pool_of=pool_of)
+            for check in checks_of(plugin.point):
+                result = run_check(check, case)
+                results.append(result)
+                report(f"{result.outcome.value:11} {plugin.point} {plugin.name}: {check.name.replace('_', ' ')}")
+                if result.outcome is not Outcome.PASSED:
+                    report(result.message)
+    return tuple(results)
