@@ -67,6 +67,10 @@ class LaunchConfig:
     nnodes: int = option("machines", default=1, validator=at_least(1))
     node_rank: int = option("number of this machine", default=0, validator=at_least(0))
     rdzv_endpoint: str = option("host:port of machine 0, for more than one machine", default="")
+    link_key_file: str = option(
+        "file with a secret of at least 32 characters, equal on all machines; empty sends one through the rendezvous",
+        default="",
+    )
     exchange: Literal["auto", "shm", "gloo"] = option("transport of the step records", default="auto")
     step_deadline_s: float = option(
         "a step waits this long for a rank, then ends naming it", default=60.0, validator=at_least(0.1)
