@@ -1,4 +1,7 @@
-"""Where experts live: topology, placement, load, and the planner protocol (DESIGN section 10)."""
+"""Where experts live: topology, placement, load, and the planner protocol (DESIGN section 10).
+
+Arrays are host arrays (numpy). L MoE layers, E logical experts, P slots (physical experts), G GPUs, X replica list width.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +11,230 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from crossdock.errors import ConfigValueError, InvalidPlacement
+
 
 @attrs.frozen(kw_only=True)
 class Topology:
-    """GPUs, nodes and slots that a placement is made for."""
+    """GPUs, nodes and slots that a placement is made for.
+
+    Raises:
+        ConfigValueError: a count is below 1, slots do not divide over GPUs, GPUs do not divide over nodes, or nobody is alive.
+    """
 
     num_gpus: int
     num_nodes: int
     num_physical_experts: int
     """Slots over all GPUs; slot s lives on GPU s // (num_physical_experts // num_gpus)."""
     num_groups: int = 1
+    """Expert groups of the model's router; experts of a group have neighbouring numbers."""
     active_gpus: tuple[bool, ...] | None = None
     """False for a dead GPU; None when all are alive."""
+
+    def __attrs_post_init__(self) -> None:
+        problems = [
+            f"topology {name}: must be at least 1, found {count}"
+            for name in ("num_gpus", "num_nodes", "num_physical_experts", "num_groups")
+            if (count := getattr(self, name)) < 1
+        ]
+        if not problems and self.num_physical_experts % self.num_gpus:
+            smallest = -(-self.num_physical_experts // self.num_gpus) * self.num_gpus
+            problems.append(
+                f"topology num_physical_experts: {self.num_physical_experts} slots do not divide over {self.num_gpus} GPUs;"
+                f" take {smallest} slots ({smallest - self.num_physical_experts} redundant experts more)"
+            )
+        if not problems and self.num_gpus % self.num_nodes:
+            problems.append(f"topology num_nodes: {self.num_gpus} GPUs do not divide over {self.num_nodes} nodes")
+        if self.active_gpus is not None and len(self.active_gpus) != self.num_gpus:
+            problems.append(f"topology active_gpus: {len(self.active_gpus)} entries for {self.num_gpus} GPUs")
+        elif self.active_gpus is not None and not any(self.active_gpus):
+            problems.append("topology active_gpus: no GPU is alive")
+        if problems:
+            raise ConfigValueError(problems)
+
+    @property
+    def slots_per_gpu(self) -> int:
+        return self.num_physical_experts // self.num_gpus
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.num_gpus // self.num_nodes
+
+    @property
+    def num_active_gpus(self) -> int:
+        return self.num_gpus if self.active_gpus is None else sum(self.active_gpus)
+
+    @property
+    def active_slots(self) -> npt.NDArray[np.bool_]:
+        """[P]: False for the slots of dead GPUs."""
+        active = np.ones(self.num_gpus, dtype=np.bool_) if self.active_gpus is None else np.array(self.active_gpus)
+        return np.repeat(active, self.slots_per_gpu)
+
+
+def _as_counts(counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    array = np.asarray(counts, dtype=np.float64)
+    return array[None] if array.ndim == 2 else array
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class ExpertLoad:
-    """Tokens routed to each logical expert: ``counts`` [steps, layers, logical experts] float64 or int64."""
+    """Tokens routed to each logical expert: ``counts`` [steps, layers, logical experts] float64; [layers, experts] is one step.
 
-    counts: npt.NDArray[np.float64]
+    Raises:
+        ConfigValueError: another shape, nothing in it, or a count that is negative, NaN or infinite (the first one is named).
+    """
+
+    counts: npt.NDArray[np.float64] = attrs.field(converter=_as_counts)
+
+    def __attrs_post_init__(self) -> None:
+        shape = self.counts.shape
+        if len(shape) != 3 or 0 in shape:
+            raise ConfigValueError([f"load: expected [steps, layers, experts] with no empty axis, found shape {list(shape)}"])
+        # One pass for the usual case: NaN, infinite and negative counts all fail it.
+        if not (self.counts.min() >= 0 and self.counts.max() < np.inf):
+            wrong = ~((self.counts >= 0) & (self.counts < np.inf))
+            step, layer, expert = (int(axis[0]) for axis in np.nonzero(wrong))
+            raise ConfigValueError(
+                [
+                    f"load: {int(wrong.sum())} counts are negative or not finite, the first at step {step}, layer {layer},"
+                    f" expert {expert}: {self.counts[step, layer, expert]}"
+                ]
+            )
+
+    @property
+    def num_layers(self) -> int:
+        return self.counts.shape[1]
+
+    @property
+    def num_logical_experts(self) -> int:
+        return self.counts.shape[2]
+
+    @property
+    def total(self) -> npt.NDArray[np.float64]:
+        """[L, E]: counts summed over the steps."""
+        return self.counts[0] if len(self.counts) == 1 else self.counts.sum(axis=0)
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Placement:
-    """Slots of every layer. L layers, P physical, E logical experts, X = fixed width of the replica lists."""
+    """Slots of every layer. Build one with ``Placement.from_physical``.
+
+    Raises:
+        InvalidPlacement: a shape does not fit, an expert has no replica, or the three arrays contradict each other.
+    """
 
     physical_to_logical: npt.NDArray[np.int64]
-    """[L, P]."""
+    """[L, P]. A slot of a dead GPU holds a valid expert number too, but is in no replica list."""
     logical_to_physical: npt.NDArray[np.int64]
     """[L, E, X] replicas in slot order, padded with -1."""
     replica_counts: npt.NDArray[np.int64]
     """[L, E]."""
+    notes: tuple[str, ...] = ()
+    """What a planner did differently from what was asked, one sentence each."""
+
+    def __attrs_post_init__(self) -> None:
+        slots, lists, counts = self.physical_to_logical, self.logical_to_physical, self.replica_counts
+        if slots.ndim != 2 or lists.ndim != 3 or counts.shape != lists.shape[:2] or len(slots) != len(counts):
+            raise InvalidPlacement(
+                f"shapes must be [L, P], [L, E, X] and [L, E], found {list(slots.shape)}, {list(lists.shape)},"
+                f" {list(counts.shape)}"
+            )
+        _check_slots(slots, counts.shape[1])
+        if counts.min(initial=1) < 1:
+            layer, expert = (int(axis[0]) for axis in np.nonzero(counts < 1))
+            raise InvalidPlacement(f"layer {layer}: logical expert {expert} has no replica")
+        if counts.max(initial=1) > lists.shape[2]:
+            raise InvalidPlacement(f"an expert has {int(counts.max())} replicas, the lists hold {lists.shape[2]}")
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        """Every listed slot holds its expert, lists are in slot order with -1 behind, and counts are their lengths."""
+        lists, counts = self.logical_to_physical, self.replica_counts
+        layer = np.repeat(np.arange(len(counts)), counts.sum(axis=1))
+        expert = np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel())
+        place = np.arange(layer.size) - np.repeat(np.cumsum(counts) - counts.ravel(), counts.ravel())
+        slot = lists[layer, expert, place]
+        in_range = (slot >= 0) & (slot < self.physical_to_logical.shape[1])
+        if not in_range.all() or int(np.count_nonzero(lists >= 0)) != slot.size:
+            raise InvalidPlacement("replica counts are not the lengths of the replica lists (padding is -1, at the end)")
+        wrong = self.physical_to_logical[layer, slot] != expert
+        if wrong.any():
+            first = int(wrong.argmax())
+            raise InvalidPlacement(
+                f"layer {layer[first]}: slot {slot[first]} is listed for logical expert {expert[first]} but holds"
+                f" {self.physical_to_logical[layer[first], slot[first]]}"
+            )
+        if ((slot[1:] <= slot[:-1]) & (place[1:] > 0)).any():
+            raise InvalidPlacement("replica lists must be in slot order, each slot once")
+
+    @classmethod
+    def from_physical(
+        cls,
+        physical_to_logical: npt.ArrayLike,
+        num_logical_experts: int,
+        *,
+        max_replicas: int | None = None,
+        active_slots: npt.NDArray[np.bool_] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Placement:
+        """The placement of a slot map [L, P].
+
+        Args:
+            num_logical_experts: E.
+            max_replicas: X; P - E + 1, the most that is possible, when None.
+            active_slots: [P]; slots where it is False are in no replica list (dead GPUs).
+            notes: see the field.
+        """
+        slots = np.array(physical_to_logical, dtype=np.int64, ndmin=2)
+        _check_slots(slots, num_logical_experts)
+        num_layers, num_slots = slots.shape
+        width = num_slots - num_logical_experts + 1 if max_replicas is None else max_replicas
+        live = np.arange(num_slots) if active_slots is None else np.flatnonzero(active_slots)
+        held = slots[:, live]
+        flat = np.arange(num_layers)[:, None] * num_logical_experts + held
+        counts = np.bincount(flat.ravel(), minlength=num_layers * num_logical_experts)
+        if counts.max(initial=0) > width:
+            raise InvalidPlacement(f"an expert has {int(counts.max())} replicas, at most {width} are allowed")
+        # Stable, so that slots of an expert stay in order; a narrow type lets numpy sort by radix.
+        order = np.argsort(held.astype(np.int16 if num_logical_experts < 2**15 else np.int64), axis=1, kind="stable")
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        row = np.repeat(np.arange(counts.size), counts)
+        lists = np.full((counts.size, width), -1, dtype=np.int64)
+        lists[row, np.arange(row.size) - first] = live[order].ravel()
+        return cls(
+            physical_to_logical=slots,
+            logical_to_physical=lists.reshape(num_layers, num_logical_experts, width),
+            replica_counts=counts.reshape(num_layers, num_logical_experts),
+            notes=notes,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        return self.physical_to_logical.shape[0]
+
+    @property
+    def num_physical_experts(self) -> int:
+        return self.physical_to_logical.shape[1]
+
+    @property
+    def num_logical_experts(self) -> int:
+        return self.replica_counts.shape[1]
+
+
+def _check_slots(slots: npt.NDArray[np.int64], num_logical_experts: int) -> None:
+    if slots.ndim != 2 or not slots.size:
+        raise InvalidPlacement(f"a slot map must be [layers, slots] and not empty, found shape {list(slots.shape)}")
+    if slots.min() < 0 or slots.max() >= num_logical_experts:
+        wrong = (slots < 0) | (slots >= num_logical_experts)
+        layer, slot = (int(axis[0]) for axis in np.nonzero(wrong))
+        raise InvalidPlacement(
+            f"layer {layer}, slot {slot} holds {slots[layer, slot]}: logical experts are 0 to {num_logical_experts - 1}"
+        )
 
 
 class EplbAlgo(Protocol):
+    """A placement planner."""
+
     def plan(self, load: ExpertLoad, topology: Topology, current: Placement | None) -> Placement:
         """A valid placement for this load; deterministic, one thread, no collective."""
         ...

@@ -18,18 +18,13 @@ def max_copies(num_experts: int, num_slots: int, num_gpus: int) -> int:
     return num_gpus if num_slots <= num_experts * num_gpus else num_slots
 
 
-def greedy_counts(load: Floats, num_slots: int, most: int) -> Ints:
-    """Replica counts [L, E] that minimise the hottest replica; ``load`` [L, E], counts sum to ``num_slots`` a layer.
+def picked_copies(load: Floats, spare: int, most: int) -> Ints:
+    """The experts [L, spare] that get the extra replicas, in the order in which a greedy rule gives them out.
 
-    Ties go to the expert with fewer replicas, then to the hotter one, then to the lower number; a layer of zeros
-    therefore gets its spare slots spread evenly.
+    ``load`` [L, E]; an expert never has more than ``most`` replicas. Ties go to the expert with fewer replicas, then to the
+    hotter one, then to the lower number; a layer of zeros therefore gets its spare slots spread evenly.
     """
-    num_layers, num_experts = load.shape
-    spare = num_slots - num_experts
-    counts = np.ones((num_layers, num_experts), dtype=np.int64)
-    if spare == 0:
-        return counts
-    hottest = np.argsort(-load, axis=1, kind="stable")[:, : min(spare, num_experts)]
+    hottest = np.argsort(-load, axis=1, kind="stable")[:, : min(spare, load.shape[1])]
     # Extra copy k of the expert at rank r is picked only after (r + 1) * k - 1 others: the pairs below suffice.
     copy, rank = (
         axis.ravel() for axis in np.mgrid[1 : min(spare, most - 1) + 1, 0 : hottest.shape[1]].astype(np.int64)
@@ -38,9 +33,16 @@ def greedy_counts(load: Floats, num_slots: int, most: int) -> Ints:
     copy, rank = copy[possible], rank[possible]
     value = np.take_along_axis(load, hottest, axis=1)[:, rank] / copy
     picked = np.argsort(-value, axis=1, kind="stable")[:, :spare]
-    expert = np.take_along_axis(hottest, rank[picked], axis=1)
-    flat = (layer_index(num_layers) * num_experts + expert).ravel()
-    counts += np.bincount(flat, minlength=counts.size).reshape(counts.shape)
+    return np.take_along_axis(hottest, rank[picked], axis=1)
+
+
+def greedy_counts(load: Floats, num_slots: int, most: int) -> Ints:
+    """Replica counts [L, E], at most ``most`` each and ``num_slots`` a layer, that minimise the hottest replica."""
+    num_layers, num_experts = load.shape
+    counts = np.ones((num_layers, num_experts), dtype=np.int64)
+    if num_slots > num_experts:
+        flat = layer_index(num_layers) * num_experts + picked_copies(load, num_slots - num_experts, most)
+        counts += np.bincount(flat.ravel(), minlength=counts.size).reshape(counts.shape)
     return counts
 
 

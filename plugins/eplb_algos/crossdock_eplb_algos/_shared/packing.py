@@ -66,13 +66,17 @@ def sorted_replicas(load: Floats, counts: Ints) -> tuple[Ints, Floats]:
 
 
 def deal(load: Floats, counts: Ints, num_gpus: int) -> Packing:
-    """Deal the replicas in rounds of G: each round's heaviest goes to the GPU that is lightest so far.
+    """Deal the replicas of ``load`` [L, E] with ``counts`` [L, E]; see ``deal_sorted``."""
+    return deal_sorted(*sorted_replicas(load, counts), num_gpus)
 
-    Within a round each GPU takes one replica, so copies of an expert (at most G) can meet on a GPU only at the border
-    of two rounds; ``separate_copies`` puts that right.
+
+def deal_sorted(experts: Ints, loads: Floats, num_gpus: int) -> Packing:
+    """Deal replicas [L, P], heaviest first, in rounds of G: each round's heaviest goes to the GPU that is lightest so far.
+
+    Copies of an expert stand side by side and are at most G. Within a round each GPU takes one replica, so they can meet
+    on a GPU only at the border of two rounds; ``separate_copies`` puts that right.
     """
-    experts, loads = sorted_replicas(load, counts)
-    num_layers = len(load)
+    num_layers = len(experts)
     rows = layer_index(num_layers)
     experts, loads = (items.reshape(num_layers, -1, num_gpus) for items in (experts, loads))
     packing = Packing(

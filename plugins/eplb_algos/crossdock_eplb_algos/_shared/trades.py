@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
 from crossdock_eplb_algos._shared.packing import Packing
 from crossdock_eplb_algos._shared.refine import exchange_rounds
 
@@ -46,7 +46,7 @@ def trade_rounds(packing: Packing, load: Floats, counts: Ints, target: Floats, e
             return
         trial_layers = layers[trades.row]
         trial, trial_counts = packing.rows(trial_layers), counts[trial_layers]
-        _make_trades(trial, load[trial_layers], trial_counts, trades)
+        make_trades(trial, load[trial_layers], trial_counts, trades)
         widths = [max(1, num_gpus >> 3)] * (effort.exchanges // 3) + [1] * (effort.exchanges - effort.exchanges // 3)
         exchange_rounds(trial, target[trial_layers], widths)
         after = trial.max_load()
@@ -60,56 +60,112 @@ def trade_rounds(packing: Packing, load: Floats, counts: Ints, target: Floats, e
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Trades:
-    """Trades to try; all [n]. ``row`` numbers the layer among those asked about."""
+class Trades:
+    """Trades to make; all [n]. ``row`` numbers the layer among those asked about."""
 
     row: Ints
     receiver: Ints
     donor: Ints
     gpu: Ints
 
+    def rows(self, chosen: Ints) -> Trades:
+        """Some of them."""
+        return Trades(
+            row=self.row[chosen], receiver=self.receiver[chosen], donor=self.donor[chosen], gpu=self.gpu[chosen]
+        )
 
-def _promising_trades(
-    packing: Packing, load: Floats, counts: Ints, target: Floats, layers: Ints, donors_and_trials: tuple[int, int]
-) -> _Trades:
-    """The trades, so many a layer, with the least squared overload of all GPUs right after the trade."""
-    num_donors, num_trials = donors_and_trials
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Candidates:
+    """Trades of n layers: R receivers (the fullest GPU's experts) by D donors (cheapest to take a copy from)."""
+
+    receivers: Ints
+    """[n, R]."""
+    donors: Ints
+    """[n, D]."""
+    gpu: Ints
+    """[n, R, D] where the rewritten slot is."""
+    cost: Floats
+    """[n, R, D] squared overload of all GPUs right after the trade; infinite where it is impossible."""
+
+
+def _candidates(
+    packing: Packing, load: Floats, counts: Ints, target: Floats, layers: Ints, num_donors: int
+) -> _Candidates:
     experts, gpu_load = packing.experts[layers], packing.loads[layers].sum(axis=2)
     load, counts = load[layers], counts[layers]
     row, num_gpus = layer_index(layers.size), experts.shape[1]
     receivers = experts[row[:, 0], gpu_load.argmax(axis=1)]
     less = np.where(counts > 1, load / np.maximum(counts - 1, 1), np.inf)
     donors = np.argsort(less, axis=1, kind="stable")[:, :num_donors]
-    receiver_drop = np.take_along_axis(load / counts - load / (counts + 1), receivers, axis=1)
-    receiver_share = np.take_along_axis(load / (counts + 1), receivers, axis=1)
-    donor_rise = np.take_along_axis(less - load / counts, donors, axis=1)
-    donor_share = np.take_along_axis(load / counts, donors, axis=1)
+    share = load[row, receivers] / (counts[row, receivers] + 1)
+    drop = load[row, receivers] / counts[row, receivers] - share
+    donor_share = load[row, donors] / counts[row, donors]
+    possible = np.isfinite(less[row, donors])
+    rise = np.where(possible, less[row, donors], 0) - donor_share
     has_receiver = (experts[:, None] == receivers[:, :, None, None]).any(axis=3)
     has_donor = (experts[:, None] == donors[:, :, None, None]).any(axis=3)
-    # [n, receivers, donors, G]; the rewritten slot is on the lightest GPU that has the donor and lacks the receiver.
+    # [n, R, D, G]; the rewritten slot is on the lightest GPU that has the donor and lacks the receiver.
     open_gpu = has_donor[:, None] & ~has_receiver[:, :, None]
     gpu = np.where(open_gpu, gpu_load[:, None, None], np.inf).argmin(axis=3)
-    after = (
-        gpu_load[:, None, None]
-        - (has_receiver * receiver_drop[..., None])[:, :, None]
-        + np.where(has_donor, np.minimum(donor_rise, 1e30)[..., None], 0.0)[:, None]
-    )
-    change = receiver_share[:, :, None] - (donor_share + np.minimum(donor_rise, 1e30))[:, None]
-    np.put_along_axis(
-        after, gpu[..., None], np.take_along_axis(after, gpu[..., None], axis=3) + change[..., None], axis=3
-    )
-    overload = np.maximum(after - target[layers][:, None, None, None], 0)
-    cost = np.where(open_gpu.any(axis=3), (overload * overload).sum(axis=3), np.inf)
-    cost[~np.isfinite(np.broadcast_to(donor_rise[:, None], cost.shape))] = np.inf
-    cost[(receivers[:, :, None] == donors[:, None]) | (np.take_along_axis(counts, receivers, axis=1) >= num_gpus)[..., None]] = np.inf
-    flat = cost.reshape(layers.size, -1)
+    base = gpu_load - target[layers][:, None]
+    after = (base[:, None] - has_receiver * drop[..., None])[:, :, None] + (has_donor * rise[..., None])[:, None]
+    grid = np.ogrid[: layers.size, : receivers.shape[1], : donors.shape[1]]
+    after[grid[0], grid[1], grid[2], gpu] += share[:, :, None] - (donor_share + rise)[:, None]
+    np.maximum(after, 0, out=after)
+    impossible = ~open_gpu.any(axis=3) | ~possible[:, None] | (receivers[:, :, None] == donors[:, None])
+    impossible |= (counts[row, receivers] >= num_gpus)[..., None]
+    cost = np.where(impossible, np.inf, np.einsum("ijkg,ijkg->ijk", after, after))
+    return _Candidates(receivers=receivers, donors=donors, gpu=gpu, cost=cost)
+
+
+def _promising_trades(
+    packing: Packing, load: Floats, counts: Ints, target: Floats, layers: Ints, donors_and_trials: tuple[int, int]
+) -> Trades:
+    """The trades, so many a layer, with the least squared overload of all GPUs right after the trade."""
+    num_donors, num_trials = donors_and_trials
+    found = _candidates(packing, load, counts, target, layers, num_donors)
+    flat = found.cost.reshape(layers.size, -1)
     best = np.argsort(flat, axis=1, kind="stable")[:, :num_trials]
-    n, k = np.nonzero(np.isfinite(np.take_along_axis(flat, best, axis=1)))
-    receiver, donor = np.divmod(best[n, k], donors.shape[1])
-    return _Trades(row=n, receiver=receivers[n, receiver], donor=donors[n, donor], gpu=gpu[n, receiver, donor])
+    n, k = np.nonzero(np.isfinite(flat[layer_index(layers.size), best]))
+    receiver, donor = np.divmod(best[n, k], found.donors.shape[1])
+    return Trades(
+        row=n, receiver=found.receivers[n, receiver], donor=found.donors[n, donor], gpu=found.gpu[n, receiver, donor]
+    )
 
 
-def _make_trades(packing: Packing, load: Floats, counts: Ints, trades: _Trades) -> None:
+def best_trades(
+    packing: Packing,
+    load: Floats,
+    counts: Ints,
+    target: Floats,
+    home: Bools,
+    layers: Ints,
+    left: Floats,
+    num_donors: int,
+) -> tuple[Trades, Floats, Ints]:
+    """For each of ``layers`` [n] the trade with the largest fall of overload a move.
+
+    ``home`` [L, G, E] says which weights cost no move, ``left`` [n] how many moves a layer has left. Returns the trades, the
+    squared overload after each [n] (infinite where there is none) and their moves [n].
+    """
+    found = _candidates(packing, load, counts, target, layers, num_donors)
+    where = layers[:, None, None]
+    gets = ~home[where, found.gpu, found.receivers[:, :, None]]
+    loses = ~home[where, found.gpu, found.donors[:, None]]
+    moves = gets.astype(np.int64) - loses
+    cost = np.where(moves > left[:, None, None], np.inf, found.cost)
+    best = (cost * np.maximum(moves, 0.5)).reshape(layers.size, -1).argmin(axis=1)
+    row = np.arange(layers.size)
+    receiver, donor = np.divmod(best, found.donors.shape[1])
+    trades = Trades(
+        row=row, receiver=found.receivers[row, receiver], donor=found.donors[row, donor], gpu=found.gpu[row, receiver, donor]
+    )
+    return trades, cost[row, receiver, donor], moves[row, receiver, donor]
+
+
+def make_trades(packing: Packing, load: Floats, counts: Ints, trades: Trades) -> None:
+    """Make one trade in each layer, in place; row i of all arguments belongs to trade i."""
     row = np.arange(trades.row.size)
     slot = (packing.experts[row, trades.gpu] == trades.donor[:, None]).argmax(axis=1)
     packing.experts[row, trades.gpu, slot] = trades.receiver

@@ -1,0 +1,111 @@
+"""Between packings and slot maps: keep what is in place where it is, and leave dead GPUs out of the planning."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from crossdock.types.placement import Topology
+from crossdock_eplb_algos._shared.arrays import Bools, Ints, layer_index
+from crossdock_eplb_algos._shared.packing import Packing
+
+
+def membership(experts: Ints, num_experts: int) -> Bools:
+    """[L, G, E]: which experts each GPU of ``experts`` [L, G, S] holds."""
+    held = np.zeros((*experts.shape[:2], num_experts), dtype=np.bool_)
+    np.put_along_axis(held, experts, True, axis=2)
+    return held
+
+
+def moved_replicas(old: Ints, new: Ints, num_experts: int) -> Ints:
+    """[L]: weights a plan loads, that is (GPU, expert) pairs of ``new`` [L, G, S] that ``old`` does not have."""
+    moved: Ints = (membership(new, num_experts) & ~membership(old, num_experts)).sum(axis=(1, 2))
+    return moved
+
+
+def keep_slots(old: Ints, new: Ints) -> Ints:
+    """``new`` [L, G, S] with each GPU's experts that it also held in ``old`` back in their old slots.
+
+    The order inside a GPU has no meaning for balance; slots that keep their expert need no weight at all.
+    """
+    same = new[:, :, :, None] == old[:, :, None, :]
+    place = np.full(new.shape, -1, dtype=np.int64)
+    free = np.ones(old.shape, dtype=np.bool_)
+    for slot in range(new.shape[2]):
+        fits = same[:, :, slot] & free
+        hit = fits.any(axis=2)
+        target = fits.argmax(axis=2)
+        place[:, :, slot] = np.where(hit, target, -1)
+        layer, gpu = np.nonzero(hit)
+        free[layer, gpu, target[layer, gpu]] = False
+    # What did not hit takes the free slots, in order.
+    layer, gpu, slot = np.nonzero(place < 0)
+    place[layer, gpu, slot] = np.nonzero(free)[2]
+    kept = np.empty_like(new)
+    np.put_along_axis(kept, place, new, axis=2)
+    return kept
+
+
+def relabel_gpus(old: Ints, new: Ints, num_experts: int) -> Ints:
+    """For each GPU of ``old`` [L, G, S] the GPU of ``new`` that takes its place, [L, G], so that much stays where it is.
+
+    Greedy: the pair of GPUs with most experts in common first. All GPUs are alike for balance.
+    """
+    num_layers, num_gpus = old.shape[:2]
+    had, has = membership(old, num_experts), membership(new, num_experts)
+    common = np.stack([(has[:, gpu, None, :] & had).sum(axis=2) for gpu in range(num_gpus)], axis=2)
+    chosen = np.empty((num_layers, num_gpus), dtype=np.int64)
+    row = np.arange(num_layers)
+    for _ in range(num_gpus):
+        best = common.reshape(num_layers, -1).argmax(axis=1)
+        old_gpu, new_gpu = np.divmod(best, num_gpus)
+        chosen[row, old_gpu] = new_gpu
+        common[row, old_gpu], common[row, :, new_gpu] = -1, -1
+    return chosen
+
+
+def relabelled(old: Ints, new: Packing, num_experts: int) -> Packing:
+    """``new`` with its GPUs renamed to keep most of ``old`` [L, G, S] in place."""
+    chosen = relabel_gpus(old, new.experts, num_experts)
+    row = layer_index(len(old))
+    return Packing(experts=new.experts[row, chosen], loads=new.loads[row, chosen])
+
+
+def single_slot_map(counts: Ints, old: Ints) -> Ints:
+    """Slot map [L, G] for one slot a GPU: every copy that ``old`` [L, G] already has stays, the rest fills the gaps."""
+    num_layers, num_experts = counts.shape
+    slots = old.copy()
+    for layer in range(num_layers):
+        wanted = counts[layer].copy()
+        keep = np.zeros(old.shape[1], dtype=np.bool_)
+        order = np.argsort(old[layer], kind="stable")
+        experts = old[layer][order]
+        first = np.searchsorted(experts, experts)
+        keep[order] = np.arange(experts.size) - first < wanted[experts]
+        wanted -= np.bincount(old[layer][keep], minlength=num_experts)
+        slots[layer][~keep] = np.repeat(np.arange(num_experts), wanted)
+    return slots
+
+
+def trivial_map(num_layers: int, num_experts: int, num_slots: int) -> Ints:
+    """Slot i holds expert i mod E."""
+    return np.tile(np.arange(num_slots) % num_experts, (num_layers, 1))
+
+
+def live_gpus(topology: Topology) -> Ints:
+    """Numbers of the GPUs that are alive."""
+    return np.flatnonzero(topology.active_slots.reshape(topology.num_gpus, -1)[:, 0])
+
+
+def with_dead_slots(live: Ints, topology: Topology, current: Ints | None) -> Ints:
+    """A slot map [L, P] of all GPUs from one of the living [L, P of the living].
+
+    Dead slots keep what ``current`` has there, expert 0 without one; no replica list may name them.
+    """
+    if topology.active_gpus is None:
+        return live
+    shape = (len(live), topology.num_physical_experts)
+    slots = np.zeros(shape, dtype=np.int64) if current is None or current.shape != shape else current.copy()
+    slots[:, topology.active_slots] = live
+    return slots
+
+
