@@ -55,6 +55,8 @@ class StepRecord:
     """1 once this replica was told to stop; when it is 1 everywhere, all ranks leave together after this exchange."""
     controls: int = 0
     """Controls for all ranks that this replica has received since the start; the smallest count is what all may execute."""
+    overlap_rows: int = 0
+    """Live rows of this replica's first micro-batch, should the step overlap; its peers need them to size gathered buffers."""
 
 
 @attrs.frozen(kw_only=True)
@@ -99,6 +101,8 @@ class StepPlan:
     """Graph bucket replayed by every replica, None for eager."""
     graph_reason: str = ""
     park: bool = False
+    overlap_rows: tuple[int, ...] = ()
+    """Live rows of each replica's first micro-batch; empty when the step does not overlap."""
 
     @property
     def buffer_rows(self) -> int:

@@ -1,0 +1,164 @@
+"""The global decisions of a step: pure functions of the gathered records, so that every rank decides the same (DESIGN section 5)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import attrs
+
+from crossdock.errors import AgreementError
+from crossdock.groups import align_rows
+from crossdock.padding import choose_padding, padded_tokens
+from crossdock.types.padding import PaddingPolicy
+from crossdock.types.parallel import ParallelSizes
+from crossdock.types.step import DispatchMode, ForwardMode, StepCounts, StepPlan, StepRecord
+
+PASSIVE_MODES = (ForwardMode.IDLE, ForwardMode.PREBUILT)
+"""Modes of a replica that brings no rows."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StepRules:
+    """Everything but the records that decides a step; equal on all ranks, from config and capabilities."""
+
+    sizes: ParallelSizes
+    padding: PaddingPolicy
+    hidden_size: int
+    itemsize: int
+    """Bytes of an element of the hidden states."""
+    dispatch_modes: frozenset[DispatchMode] = frozenset({DispatchMode.NORMAL})
+    """Protocols of the dispatcher; with both, normal is taken when any replica prefills."""
+    symmetric_counts_required: bool = False
+    captured_rows: tuple[int, ...] = ()
+    """Captured graph sizes in rows of a replica, ascending; empty when steps are not captured."""
+    overlap: bool = False
+    """The strategy runs two micro-batches."""
+    variable_all_reduce_max_bytes: int = 0
+    has_hybrid_state: bool = False
+
+
+def check_records(records: Sequence[StepRecord]) -> None:
+    """All replicas must be at the same step and have made the same number of forward passes.
+
+    Raises:
+        AgreementError: names the replicas that differ from the majority, and the field.
+    """
+    for field in ("step", "eplb_pass"):
+        values = [int(getattr(record, field)) for record in records]
+        common, _ = Counter(values).most_common(1)[0]
+        odd = [replica for replica, value in enumerate(values) if value != common]
+        if odd:
+            found = ", ".join(f"replica {replica} at {values[replica]}" for replica in odd)
+            raise AgreementError(
+                f"replicas disagree about {field}: {found}, the others at {common}; a rank left the common step loop",
+                odd_ranks=odd,
+                field=field,
+            )
+
+
+def decide_step(records: Sequence[StepRecord], rules: StepRules) -> StepPlan:
+    """The plan that all ranks follow.
+
+    Args:
+        records: one a replica, in replica order.
+        rules: equal on all ranks.
+
+    Raises:
+        AgreementError: steps or EPLB passes differ.
+    """
+    check_records(records)
+    live = tuple(record.num_tokens for record in records)
+    aligned = tuple(align_rows(count, rules.sizes.attn_tp_size) for count in live)
+    prefills = any(record.is_prefill_in_batch for record in records)
+    bucket, graph_reason = _bucket(records, aligned, prefills, rules)
+    if bucket is None:
+        mode = choose_padding(rules.padding, _counts(aligned, prefills, rules))
+        padded = padded_tokens(mode, aligned)
+    else:
+        mode = rules.padding.captured_mode()
+        padded = (bucket,) * len(live)
+    forward_mode = global_mode(records)
+    overlap, overlap_reason = _overlap(records, forward_mode, rules)
+    return StepPlan(
+        step=records[0].step,
+        eplb_pass=records[0].eplb_pass,
+        live_tokens=live,
+        padded_tokens=padded,
+        padding_mode=mode,
+        forward_mode=forward_mode,
+        dispatch_mode=_dispatch_mode(prefills, rules),
+        overlap=overlap,
+        overlap_reason=overlap_reason,
+        bucket=bucket,
+        graph_reason=graph_reason,
+        park=not any(record.has_work or record.num_tokens for record in records),
+        overlap_rows=tuple(record.overlap_rows for record in records) if overlap else (),
+    )
+
+
+def active_modes(records: Sequence[StepRecord]) -> frozenset[ForwardMode]:
+    """Modes of the replicas that bring rows."""
+    return frozenset(ForwardMode(record.local_forward_mode) for record in records) - frozenset(PASSIVE_MODES)
+
+
+def global_mode(records: Sequence[StepRecord]) -> ForwardMode:
+    """The mode of all active replicas; ``mixed`` when they differ, ``idle`` when none is active."""
+    modes = active_modes(records)
+    if not modes:
+        return ForwardMode.IDLE
+    return next(iter(modes)) if len(modes) == 1 else ForwardMode.MIXED
+
+
+def needs_idle_batch(plan: StepPlan, attn_dp_rank: int) -> bool:
+    """The replica brings no rows to a step in which others do: it runs the step with zero live rows."""
+    return plan.live_tokens[attn_dp_rank] == 0 and max(plan.live_tokens) > 0
+
+
+def _counts(aligned: tuple[int, ...], prefills: bool, rules: StepRules) -> StepCounts:
+    return StepCounts(
+        tokens=aligned,
+        is_prefill_in_batch=prefills,
+        hidden_size=rules.hidden_size,
+        itemsize=rules.itemsize,
+        attn_tp_size=rules.sizes.attn_tp_size,
+        symmetric_counts_required=rules.symmetric_counts_required,
+        variable_all_reduce_max_bytes=rules.variable_all_reduce_max_bytes,
+        has_hybrid_state=rules.has_hybrid_state,
+    )
+
+
+def _bucket(
+    records: Sequence[StepRecord], aligned: tuple[int, ...], prefills: bool, rules: StepRules
+) -> tuple[int | None, str]:
+    """The captured size that every replica replays, or None and why the step runs eager."""
+    if not rules.captured_rows:
+        return None, "off"
+    if prefills:
+        return None, "prefill"
+    if not all(record.decode_graph_vote for record in records):
+        return None, "vote"
+    largest = max(aligned)
+    fitting = [rows for rows in rules.captured_rows if rows >= largest]
+    if not fitting:
+        return None, "too_large"
+    return min(fitting), ""
+
+
+def _dispatch_mode(prefills: bool, rules: StepRules) -> DispatchMode:
+    if len(rules.dispatch_modes) == 1:
+        return next(iter(rules.dispatch_modes))
+    return DispatchMode.NORMAL if prefills else DispatchMode.LOW_LATENCY
+
+
+def _overlap(records: Sequence[StepRecord], mode: ForwardMode, rules: StepRules) -> tuple[bool, str]:
+    """Whether every replica runs two micro-batches, or why none does (the facts, section 7.2)."""
+    if not rules.overlap:
+        return False, "off"
+    if mode is ForwardMode.IDLE:
+        return False, "all_idle"
+    if len(active_modes(records)) > 1:
+        return False, "modes_differ"
+    if not all(record.local_can_run_overlap for record in records):
+        return False, "vote"
+    return True, ""

@@ -1,0 +1,1 @@
+"""Padding policies: how unequal row counts of replicas become one buffer."""

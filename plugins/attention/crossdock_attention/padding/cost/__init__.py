@@ -1,0 +1,1 @@
+"""Padding by cost: equal blocks unless the sum is much smaller."""

@@ -1,0 +1,1 @@
+"""Always equal blocks."""

@@ -1,0 +1,1 @@
+"""Always the sum of the counts, no padding beyond attention TP."""
