@@ -17,6 +17,10 @@ from crossdock.types.request import SamplingParams, TokenLogprob
 
 _GREEDY_BELOW = 1e-6
 """Smaller temperatures are greedy: dividing by them overflows float32."""
+_NARROW = 1024
+"""Filters look at so many best tokens before all are sorted; the same for every row, so that rows stay independent."""
+_MASS_SLACK = 1e-4
+"""Top-p counts as reached among the best only with this much to spare, against rounding of float32 sums."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -100,36 +104,72 @@ def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """One sample a row: temperature, min-p, top-k, top-p, then the exponential race."""
+    """One sample a row: temperature, min-p, top-k, top-p, then the exponential race.
+
+    A row is handled by one of three forms, by its own parameters and logits only: all tokens, its ``_NARROW`` best, or all sorted.
+    """
     scores = logits / _column([row.params.temperature for row in rows], logits)
-    seeds = torch.tensor([_signed(row.params.seed) for row in rows], device=logits.device)
-    positions = torch.tensor([row.position for row in rows], device=logits.device)
     if any(row.params.min_p > 0.0 for row in rows):
-        floor = torch.tensor([row.params.min_p for row in rows], device=logits.device).log().unsqueeze(1)
+        floor = _column([row.params.min_p for row in rows], logits).log()
         scores = scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + floor, -torch.inf)
-    if any(row.params.top_k > 0 or row.params.top_p < 1.0 for row in rows):
-        scores, token_ids = scores.sort(dim=-1, descending=True, stable=True)
-        scores = _best_only(scores, rows)
-    else:
-        token_ids = torch.arange(logits.shape[1], device=logits.device)
-    probabilities = torch.softmax(scores.to(torch.float64), dim=-1)
-    winner = (probabilities / exponential_noise(seeds, positions, token_ids)).argmax(dim=-1, keepdim=True)
-    return winner.squeeze(1) if token_ids.dim() == 1 else token_ids.gather(1, winner).squeeze(1)
+    chosen = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    filtered = [place for place, row in enumerate(rows) if row.params.top_k > 0 or row.params.top_p < 1.0]
+    plain = [place for place in range(len(rows)) if place not in filtered]
+    if plain:
+        every = torch.arange(logits.shape[1], device=logits.device)
+        chosen[plain] = _race(scores[plain], every, [rows[place] for place in plain])
+    if filtered:
+        chosen[filtered] = _draw_filtered(scores[filtered], [rows[place] for place in filtered])
+    return chosen
 
 
-def _best_only(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Sorted ``scores`` [S, V] with all but the top-k, and of those all beyond the top-p mass, at -inf; the best always stays."""
-    vocab = scores.shape[1]
-    places = torch.arange(vocab, device=scores.device)
-    kept = torch.tensor([row.params.top_k if row.params.top_k > 0 else vocab for row in rows], device=scores.device)
-    scores = scores.masked_fill(places >= kept.unsqueeze(1), -torch.inf)
+def _draw_filtered(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Samples among the top-k and top-p tokens of each row, from the few best where those are certain to be enough."""
+    narrow = min(_NARROW, scores.shape[1])
+    totals = scores.logsumexp(dim=-1, keepdim=True)
+    best, best_ids = scores.topk(narrow, dim=-1)
+    masses = (best - totals).exp().sum(dim=-1).tolist()
+    chosen = torch.empty(len(rows), dtype=torch.int64, device=scores.device)
+    is_narrow = [
+        row.params.top_k <= narrow if row.params.top_k > 0 else mass >= row.params.top_p + _MASS_SLACK
+        for row, mass in zip(rows, masses, strict=True)
+    ]
+    few = [place for place, enough in enumerate(is_narrow) if enough]
+    all_sorted = [place for place, enough in enumerate(is_narrow) if not enough]
+    if few:
+        some = [rows[place] for place in few]
+        chosen[few] = _race(_best_only(best[few], totals[few], some), best_ids[few], some)
+    if all_sorted:
+        some = [rows[place] for place in all_sorted]
+        ordered, ids = scores[all_sorted].sort(dim=-1, descending=True, stable=True)
+        chosen[all_sorted] = _race(_best_only(ordered, totals[all_sorted], some), ids, some)
+    return chosen
+
+
+def _best_only(scores: torch.Tensor, totals: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Sorted ``scores`` [S, C] with all but the top-k, and of those all beyond the top-p mass, at -inf; the best always stays.
+
+    ``totals`` [S, 1]: log of the sum of exponentials over the whole vocabulary, for rows without top-k.
+    """
+    places = torch.arange(scores.shape[1], device=scores.device)
+    limits = [row.params.top_k if row.params.top_k > 0 else scores.shape[1] for row in rows]
+    scores = scores.masked_fill(places >= torch.tensor(limits, device=scores.device).unsqueeze(1), -torch.inf)
     if any(row.params.top_p < 1.0 for row in rows):
-        probabilities = torch.softmax(scores, dim=-1)
+        has_top_k = torch.tensor([row.params.top_k > 0 for row in rows], device=scores.device).unsqueeze(1)
+        probabilities = (scores - torch.where(has_top_k, scores.logsumexp(dim=-1, keepdim=True), totals)).exp()
         before = probabilities.cumsum(dim=-1) - probabilities
         mass = _column([row.params.top_p for row in rows], scores)
-        dropped = (before >= mass) & (mass < 1.0) & (places > 0)
-        scores = scores.masked_fill(dropped, -torch.inf)
+        scores = scores.masked_fill((before >= mass) & (mass < 1.0) & (places > 0), -torch.inf)
     return scores
+
+
+def _race(scores: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """``scores`` [S, C] of the tokens ``token_ids`` [C] or [S, C] -> [S] sampled ids."""
+    seeds = torch.tensor([_signed(row.params.seed) for row in rows], device=scores.device)
+    positions = torch.tensor([row.position for row in rows], device=scores.device)
+    weights = (scores - scores.amax(dim=-1, keepdim=True)).to(torch.float64).exp_()
+    winner = weights.div_(exponential_noise(seeds, positions, token_ids)).argmax(dim=-1, keepdim=True)
+    return winner.squeeze(1) if token_ids.dim() == 1 else token_ids.gather(1, winner).squeeze(1)
 
 
 def _signed(seed: int) -> int:

@@ -161,3 +161,21 @@ def test_logprobs_are_the_log_softmax_with_the_alternatives_in_order(count: int)
     assert entries[0].rank == int((expected[0] > expected[0, 4]).sum())
     assert entries[1].top == ()
     assert logprobs_of(torch.empty(0, VOCAB), torch.empty(0, dtype=torch.int64), []) == []
+
+
+@pytest.mark.parametrize("kind", [{"top_p": 0.3}, {"top_p": 0.999}, {"top_k": 20}, {"top_k": 3000}])
+def test_a_large_vocabulary_is_filtered_as_if_all_of_it_were_sorted(kind: dict[str, float]) -> None:
+    vocab = 5000
+    for sharpness in (0.1, 4.0):
+        logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(5)) * sharpness
+        ordered, ids = torch.softmax(logits.double(), dim=-1)[0].sort(descending=True)
+        kept = ids[: int(kind.get("top_k", vocab))]
+        if "top_p" in kind:
+            kept = ids[(ordered.cumsum(0) - ordered) < kind["top_p"]]
+        rows = [row(seed=seed, **kind) for seed in range(300)]
+        chosen = sample(logits.expand(300, -1), rows)
+        plain = sample(logits.expand(300, -1), [row(seed=seed) for seed in range(300)])
+        allowed = set(kept.tolist())
+        assert set(chosen.tolist()) <= allowed
+        agree = [int(a) == int(b) for a, b in zip(chosen, plain, strict=True) if int(b) in allowed]
+        assert all(agree), "a filter changes the draw only when the plain draw is filtered out"
