@@ -34,8 +34,6 @@ class Candidate:
     limits: RowLimits
     survive_dead_rank: bool = False
     recorder_is_on: bool = False
-    has_replicas: bool = False
-    """True when some expert may have more than one physical slot."""
 
 
 @attrs.frozen(kw_only=True)
@@ -161,7 +159,6 @@ def picker(candidate: Candidate) -> list[Finding]:
     name = _name(candidate, "expert_location")
     if (
         candidate.env.sizes.ranks > 1
-        and candidate.has_replicas
         and candidate.dispatcher.rank_invariant_picks_needed
         and not candidate.expert_location.rank_invariant
     ):

@@ -178,7 +178,7 @@ class Config:
     dispatcher: PluginChoice = _choice("allgatherv")
     experts: PluginChoice = _choice("auto")
     strategy: PluginChoice = _choice("sequential")
-    expert_location: PluginChoice = _choice("static")
+    expert_location: PluginChoice = _choice("auto")
     eplb_algo: PluginChoice = _choice("crossdock")
     rebalance_policy: PluginChoice = _choice("interval")
     attention: PluginChoice = _choice("auto")
@@ -197,4 +197,4 @@ CHOICE_POINTS = (
 )
 """Points that a table of the config chooses by name."""
 AUTO = "auto"
-"""Name that lets the core choose, for experts and attention."""
+"""Name that lets the core choose, for experts, expert_location and attention."""

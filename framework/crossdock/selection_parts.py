@@ -28,6 +28,7 @@ from crossdock.types.strategy import StrategyCapabilities
 
 AUTO_ORDER: Mapping[str, tuple[str, ...]] = {
     "experts": ("deep_gemm", "triton", "torch"),
+    "expert_location": ("static", "dynamic"),
     "attention": ("triton", "torch"),
 }
 """What ``auto`` tries, best first; discovery order never decides. A plugin that is not listed is taken by name only."""
@@ -184,16 +185,8 @@ def make_candidate(config: Config, env: Environment, parts: Mapping[str, Part]) 
         ),
         survive_dead_rank=config.launch.on_dead_rank == "survive",
         recorder_is_on=config.recorder.mode != "off",
-        has_replicas=_has_replicas(config, env),
         **capabilities,
     )
-
-
-def _has_replicas(config: Config, env: Environment) -> bool:
-    eplb = config.eplb
-    if eplb.slots and env.model is not None and env.model.moe is not None:
-        return eplb.slots > env.model.moe.num_logical_experts
-    return eplb.slots > 0 or eplb.num_redundant_experts > 0
 
 
 def _raise_together(errors: Sequence[CrossdockError]) -> None:
