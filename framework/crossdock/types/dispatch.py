@@ -67,6 +67,8 @@ class DispatcherCapabilities:
     capacity_rows_per_rank: int | None = None
     """Most rows one rank may send in a step; None when there is no limit."""
     wire_dtypes: frozenset[WireDtype] = frozenset({WireDtype.NATIVE})
+    modes: frozenset[DispatchMode] = frozenset({DispatchMode.NORMAL})
+    """Protocols; with both, low latency is taken in steps in which no replica prefills."""
     split_is_useful: bool = False
     """True when work between begin and end hides communication."""
     survives_dead_rank: bool = False
