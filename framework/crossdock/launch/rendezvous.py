@@ -67,7 +67,8 @@ def join_store(address: StoreAddress, timeout_s: float) -> TCPStore:
     Raises:
         RuntimeFault: nobody listens there within ``timeout_s``.
     """
-    from torch._C._distributed_c10d import DistError, TCPStore
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import DistError
 
     try:
         return TCPStore(

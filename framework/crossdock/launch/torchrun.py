@@ -24,6 +24,8 @@ class TorchrunEnvironment:
     agent_hosts_store: bool
     """torchrun's agent keeps a store on the master port; plain schedulers leave that to rank 0."""
     run_id: str
+    attempt: int
+    """How often the agent has restarted the job."""
 
 
 def read_torchrun_environment(environment: Mapping[str, str], *, expected_ranks: int) -> TorchrunEnvironment:
@@ -55,4 +57,5 @@ def read_torchrun_environment(environment: Mapping[str, str], *, expected_ranks:
         master_port=int(environment["MASTER_PORT"]),
         agent_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=environment.get("TORCHELASTIC_RUN_ID", "none"),
+        attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )

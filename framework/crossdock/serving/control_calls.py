@@ -35,6 +35,10 @@ class ControlCalls:
     _open: dict[int, _Call] = attrs.Factory(dict)
     _ids: itertools.count[int] = attrs.Factory(itertools.count)
 
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
     async def call(
         self, sender: RankSender, leaders: Sequence[int], verb: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> list[ControlReply]:

@@ -11,6 +11,7 @@ import structlog
 
 from crossdock.errors import OverloadedError, RankLost, RuntimeFault
 from crossdock.serving.control_calls import ControlCalls, RankSender
+from crossdock.serving.park_state import ParkState
 from crossdock.serving.replicas import Replica, ReplicaState
 from crossdock.serving.router import Router, route
 from crossdock.types.link import (
@@ -24,7 +25,6 @@ from crossdock.types.link import (
     Parked,
     Ready,
     Stop,
-    Wake,
 )
 from crossdock.types.request import EngineOutput, EngineRequest
 
@@ -44,15 +44,15 @@ class EngineClient:
     """Running and queued requests that a replica takes; beyond it requests are refused (429)."""
     ready: dict[int, Ready] = attrs.Factory(dict)
     failure: str | None = None
+    """Why nothing is taken any more; None while the engine works."""
     on_outputs: Callable[[Replica, Outputs], None] | None = None
     """Told of each message with outputs, for metrics."""
     _sinks: dict[str, tuple[Replica, Sink]] = attrs.Factory(dict)
     _calls: ControlCalls = attrs.Factory(ControlCalls)
-    _parked_step: int = -1
-    """Largest step after which a replica said that it parked."""
-    _woken_step: int = -1
-    """Largest park that was ended; one ``Wake`` a park (see ``Wake``)."""
+    _park: ParkState = attrs.Factory(ParkState)
+    _fatals: list[Fatal] = attrs.Factory(list[Fatal])
     _all_ready: asyncio.Event = attrs.Factory(asyncio.Event)
+    _failed: asyncio.Event = attrs.Factory(asyncio.Event)
 
     @property
     def ranks(self) -> range:
@@ -62,11 +62,6 @@ class EngineClient:
     def num_in_flight(self) -> int:
         return len(self._sinks)
 
-    @property
-    def is_parked(self) -> bool:
-        """All ranks sleep, or are about to."""
-        return self._parked_step > self._woken_step
-
     async def wait_ready(self) -> None:
         """Until every rank has sent ``Ready``.
 
@@ -75,6 +70,23 @@ class EngineClient:
         """
         await self._all_ready.wait()
         self.check_alive()
+
+    async def wait_failed(self) -> None:
+        """Until the engine has failed."""
+        await self._failed.wait()
+
+    @property
+    def cause(self) -> str | None:
+        """Why the engine failed, as far as ranks said it; None when none did.
+
+        When one rank dies the others fail in their collectives and may report first, so a report about the culprit itself
+        goes before one that names another rank, and that before one that names nobody.
+        """
+        if not self._fatals:
+            return None
+        best = min(self._fatals, key=_distance_to_cause)
+        named = best.culprit_rank not in (None, best.rank)
+        return f"rank {best.rank}: {best.message}" + (f" (rank {best.culprit_rank} is the cause)" if named else "")
 
     def check_alive(self) -> None:
         """Raises ``RuntimeFault`` with the reason when the engine has failed."""
@@ -145,7 +157,10 @@ class EngineClient:
         """
         self.check_alive()
         leaders = [replica.leader for replica in self.replicas if replica.state is not ReplicaState.FAILED]
-        return await self._calls.call(self.sender, leaders, verb, arguments, timeout_s)
+        call = asyncio.create_task(self._calls.call(self.sender, leaders, verb, arguments, timeout_s))
+        await asyncio.sleep(0)  # the verb goes out before the wake: ranks execute some verbs together, in a step
+        await self._wake_if_parked()
+        return await call
 
     async def stop(self) -> None:
         """Asks every rank to leave its step loop."""
@@ -163,6 +178,7 @@ class EngineClient:
             replica.finished(rid)
             sink(EngineOutput(rid=rid, token_ids=(), finish_reason="error", error=message))
         self._calls.fail(message)
+        self._failed.set()
         self._all_ready.set()
 
     async def receive(self, message: Outgoing) -> None:
@@ -213,23 +229,23 @@ class EngineClient:
         return None
 
     async def _parked(self, message: Parked) -> None:
-        self._parked_step = max(self._parked_step, message.step)
+        self._park.parked(message.step)
         for replica in self.replicas:
             if replica.leader == message.rank:
                 replica.progressed()
-        if self._sinks:
+        if self._sinks or self._calls.num_open:
             await self._wake_if_parked()
 
     async def _wake_if_parked(self) -> None:
-        if self.is_parked:
-            self._woken_step = self._parked_step
-            await self.sender.send_all(self.ranks, Wake(step=self._woken_step))
+        wake = self._park.wake()
+        if wake is not None:
+            await self.sender.send_all(self.ranks, wake)
 
     def _fatal(self, message: Fatal) -> None:
         """A rank says why it ends; its exit follows and the supervisor decides."""
         _LOG.error("rank ends", rank=message.rank, reason=message.message, culprit_rank=message.culprit_rank)
-        culprit = "" if message.culprit_rank is None else f" (rank {message.culprit_rank} is the cause)"
-        self.fail(f"rank {message.rank}: {message.message}{culprit}")
+        self._fatals.append(message)
+        self.fail(self.cause or message.message)
 
     def _least_full(self, pinned: int | None, replica: Replica) -> Replica:
         """Another replica with room when the chosen one is full. Raises ``OverloadedError`` when there is none."""
@@ -249,3 +265,9 @@ class EngineClient:
             # The supervisor reports the exit with its cause; until then nothing more goes there.
             _LOG.warning("replica unreachable", attn_dp_rank=replica.attn_dp_rank, reason=str(error))
             replica.change(ReplicaState.FAILED)
+
+
+def _distance_to_cause(fatal: Fatal) -> int:
+    if fatal.culprit_rank is None:
+        return 2
+    return 0 if fatal.culprit_rank == fatal.rank else 1

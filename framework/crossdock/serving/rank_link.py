@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import zmq
@@ -50,7 +51,13 @@ def connect_rank_link(rank: int, endpoint: str, keys: LinkKeys | None) -> ZmqRan
     """A link of ``rank`` to the frontend's ``endpoint`` (``ipc://`` or ``tcp://``), authenticated by ``keys`` over tcp."""
     context = zmq.Context[zmq.Socket[bytes]]()
     socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, rank_identity(rank))
+    connect_dealer(socket, rank_identity(rank), endpoint, keys)
+    return ZmqRankLink(rank=rank, context=context, socket=socket)
+
+
+def connect_dealer(socket: zmq.Socket[Any], identity: bytes, endpoint: str, keys: LinkKeys | None) -> None:
+    """Connects a DEALER socket under ``identity``."""
+    socket.setsockopt(zmq.IDENTITY, identity)
     # No high-water mark: traffic is bounded by the admitted requests, and a blocked send would stall every rank.
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
@@ -61,7 +68,6 @@ def connect_rank_link(rank: int, endpoint: str, keys: LinkKeys | None) -> ZmqRan
     if "[" in endpoint:
         socket.setsockopt(zmq.IPV6, 1)
     socket.connect(endpoint)
-    return ZmqRankLink(rank=rank, context=context, socket=socket)
 
 
 def rank_identity(rank: int) -> bytes:
