@@ -1,0 +1,186 @@
+"""From a rank's plan to its running step loop: agreement, weights, warm-up, engine; and what happens when a rank fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+
+from crossdock.agreement import agreement_fields, check_agreement
+from crossdock.comm import RankComms
+from crossdock.control_verbs import ControlVerbs
+from crossdock.engine import RankEngine
+from crossdock.engine_seams import LogitSink
+from crossdock.errors import CrossdockError, ExchangeTimeout, RankLost
+from crossdock.groups import leader_rank
+from crossdock.kv_cache import BlockPool
+from crossdock.moe_build import max_rows_per_rank
+from crossdock.observe.observers import make_observers
+from crossdock.rank_plan import RankPlan
+from crossdock.receipt import ReceiptCounters, make_receipt
+from crossdock.recorder import RecorderMode
+from crossdock.recorder_verbs import RecorderVerbs
+from crossdock.runner_build import BuiltRunner, build_runner
+from crossdock.scheduled import SchedulerLimits
+from crossdock.scheduler import Scheduler
+from crossdock.step_rules import step_rules
+from crossdock.step_sync import open_step_sync
+from crossdock.types.link import Fatal, RankLink, Ready
+from crossdock.types.observer import Observer, ObserverSpec
+from crossdock.warm_up import warm_up
+
+_CPU = torch.device("cpu")
+
+
+def run_rank(plan: RankPlan, comms: RankComms, link: RankLink, *, run_id: str) -> None:
+    """A rank of a server from start to stop: builds, reports ``Ready``, runs the loop. Collective.
+
+    Args:
+        plan: what this rank is.
+        comms: its groups.
+        link: its channel to the frontend.
+        run_id: names what the ranks of this run share on a machine; equal on all of them, used by nobody else.
+
+    Raises:
+        CrossdockError: why the rank ends; the frontend was told with ``Fatal`` and waiting ranks were released.
+    """
+    try:
+        with build_engine(plan, comms, link, run_id=run_id) as engine:
+            link.send(Ready(rank=plan.place.rank, receipt=make_receipt(plan.config, plan.selection, engine.counters)))
+            engine.run()
+    except Exception as error:
+        link.send(Fatal(rank=plan.place.rank, message=_sentence(error), culprit_rank=_culprit(error)))
+        raise
+
+
+@contextmanager
+def build_engine(
+    plan: RankPlan,
+    comms: RankComms,
+    link: RankLink,
+    *,
+    run_id: str,
+    on_prompt_logits: LogitSink | None = None,
+) -> Iterator[RankEngine]:
+    """The engine of a rank, warmed up; what it shares with other ranks is closed when the block is left. Collective.
+
+    Raises:
+        AgreementError: ranks were started with different plugins, options or versions.
+        CheckpointError, ConfigError, PluginError: as ``build_runner``.
+    """
+    check_agreement(agreement_fields(plan.selection), comms.host.world, _CPU)
+    device = torch.device("cuda", torch.cuda.current_device()) if plan.selection.device == "cuda" else _CPU
+    built = build_runner(plan, comms, device)
+    warm_up(built.runner, plan.sizes)
+    counters = _counters(plan, built)
+    with open_step_sync(plan, step_rules(plan), comms, run_id=run_id) as sync:
+        scheduler = make_scheduler(plan, built.kv.plan.num_pages) if _is_leader(plan) else None
+        engine = RankEngine(
+            place=plan.place,
+            link=link,
+            sync=sync,
+            runner=built.runner,
+            scheduler=scheduler,
+            verbs=_verbs(plan, built, comms, scheduler, counters),
+            counters=counters,
+            observers=_observers(plan),
+            on_prompt_logits=on_prompt_logits,
+        )
+        try:
+            yield engine
+        except Exception as error:
+            sync.abort(f"rank {plan.place.rank} failed: {_sentence(error)}")
+            raise
+
+
+def make_scheduler(plan: RankPlan, num_pages: int) -> Scheduler:
+    """The scheduler of this rank's replica."""
+    limits = plan.config.scheduler
+    return Scheduler(
+        SchedulerLimits(
+            max_running_requests=limits.max_running_requests,
+            max_step_tokens=limits.max_step_tokens,
+            chunk_tokens=limits.chunk_tokens,
+            max_sequence_tokens=plan.max_sequence_tokens,
+            max_queued_requests=limits.max_queued_requests,
+        ),
+        BlockPool(num_pages, limits.page_tokens, keep_prefixes=limits.prefix_cache),
+        plan.info.eos_token_ids,
+    )
+
+
+def _is_leader(plan: RankPlan) -> bool:
+    return plan.place.rank == leader_rank(plan.sizes, plan.place.attn_dp_rank)
+
+
+def _observers(plan: RankPlan) -> tuple[Observer, ...]:
+    chosen = plan.selection.observers
+    spec = ObserverSpec(rank=plan.place.rank, attn_dp_rank=plan.place.attn_dp_rank, num_ranks=plan.sizes.ranks)
+    return make_observers([one.name for one in chosen], {one.name: one.options for one in chosen}, spec)
+
+
+def _counters(plan: RankPlan, built: BuiltRunner) -> ReceiptCounters:
+    counters = ReceiptCounters()
+    counters.set_capacity("kv_tokens", built.kv.plan.usable_tokens)
+    counters.set_capacity("kv_bytes", built.kv.plan.total_bytes)
+    counters.set_capacity("max_sequence_tokens", plan.max_sequence_tokens)
+    if built.moe is not None:
+        rows = max_rows_per_rank(plan, built.moe.dispatcher.capabilities.input_rows)
+        counters.set_capacity("dispatcher_rows_per_rank", rows)
+    return counters
+
+
+def _verbs(
+    plan: RankPlan,
+    built: BuiltRunner,
+    comms: RankComms,
+    scheduler: Scheduler | None,
+    counters: ReceiptCounters,
+) -> ControlVerbs:
+    def flush_cache(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {"flushed_pages": 0 if scheduler is None else scheduler.pool.flush()}
+
+    def receipt(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return make_receipt(plan.config, plan.selection, counters)
+
+    def server_info(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if scheduler is None:
+            return {}
+        usage = scheduler.pool.usage()
+        return {
+            "running": scheduler.num_running,
+            "waiting": scheduler.num_waiting,
+            "preemptions": scheduler.num_preemptions,
+            "kv_pages": attrs.asdict(usage),
+            "kv_tokens": built.kv.plan.usable_tokens,
+        }
+
+    recorder = RecorderVerbs(
+        recorder=built.recorder,
+        mode=RecorderMode(plan.config.recorder.mode),
+        maps=None if built.moe is None else built.moe.maps,
+        layers=() if plan.info.moe is None else plan.info.moe.layers,
+        world=comms.world,
+        rank=plan.place.rank,
+    )
+    return ControlVerbs(
+        local={"flush_cache": flush_cache, "receipt": receipt, "server_info": server_info},
+        together=recorder.verbs(),
+    )
+
+
+def _sentence(error: Exception) -> str:
+    """One sentence for people; a collective that broke usually means that a peer is gone."""
+    if isinstance(error, CrossdockError):
+        return str(error)
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first}"
+
+
+def _culprit(error: Exception) -> int | None:
+    if isinstance(error, ExchangeTimeout) and error.missing_ranks:
+        return error.missing_ranks[0]
+    return error.rank if isinstance(error, RankLost) else None

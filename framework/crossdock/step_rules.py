@@ -1,0 +1,27 @@
+"""The rules by which all ranks decide a step, from the checked selection."""
+
+from __future__ import annotations
+
+from crossdock.padding import make_padding
+from crossdock.rank_plan import RankPlan
+from crossdock.step import StepRules
+from crossdock.types.step import DispatchMode
+
+_ITEMSIZE = {"float32": 4, "bfloat16": 2}
+
+
+def step_rules(plan: RankPlan) -> StepRules:
+    """Equal on all ranks: everything in it was part of the agreement at start."""
+    choice = plan.selection.plugin("padding")
+    has_experts = plan.info.moe is not None
+    dispatcher = plan.selection.plugin("dispatcher").capabilities if has_experts else None
+    strategy = plan.selection.plugin("strategy").capabilities
+    return StepRules(
+        sizes=plan.sizes,
+        padding=make_padding(choice.name, choice.options),
+        hidden_size=plan.info.hidden_size,
+        itemsize=_ITEMSIZE[plan.dtype],
+        dispatch_modes=frozenset({DispatchMode.NORMAL}) if dispatcher is None else dispatcher.modes,
+        symmetric_counts_required=dispatcher is not None and dispatcher.symmetric_counts_required,
+        overlap=strategy.micro_batches > 1,
+    )
