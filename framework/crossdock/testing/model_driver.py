@@ -14,15 +14,19 @@ from crossdock.checkpoint_config import read_config
 from crossdock.dispatch import make_dispatcher
 from crossdock.executor import Executor
 from crossdock.experts import adapt_experts, layouts_needed, make_experts
+from crossdock.groups import rank_place
 from crossdock.location import make_expert_location, placement_maps
 from crossdock.model import make_model, model_info
 from crossdock.placement import trivial_placement
+from crossdock.row_mask import rows_in
 from crossdock.strategy import make_strategy
+from crossdock.testing.world import RankContext
 from crossdock.types.attention import AttentionSpec, KvSpec
 from crossdock.types.batch import ForwardBatch
 from crossdock.types.comm import Comms
 from crossdock.types.dispatch import DispatcherSpec, DispatchStep, Received
 from crossdock.types.experts import ExpertsSpec
+from crossdock.types.layout import FULL_ROWS
 from crossdock.types.location import PickerSpec
 from crossdock.types.model import Checkpoint, ForwardContext, Model, ModelInfo, ModelSpec, MoeParts, MoeSpec
 from crossdock.types.parallel import ParallelSizes, RankPlace
@@ -76,6 +80,8 @@ class ModelDriver:
         )
         self._attention = make_attention("torch", {}, attention_spec)
         checkpoint: Checkpoint = SafetensorsCheckpoint(folder)
+        moe = _moe_parts(choice, self.info.moe, sizes, place, comms, dtype) if self.info.moe else None
+        self._dispatch_rows = moe.dispatcher.capabilities.input_rows if moe else FULL_ROWS
         spec = ModelSpec(
             config=config,
             checkpoint=checkpoint,
@@ -85,7 +91,7 @@ class ModelDriver:
             dtype=dtype,
             device=CPU,
             attention=self._attention,
-            moe=_moe_parts(choice, self.info.moe, sizes, place, comms, dtype) if self.info.moe else None,
+            moe=moe,
             dense_tp_size=choice.dense_tp_size,
         )
         self.model: Model = make_model(spec)
@@ -109,16 +115,17 @@ class ModelDriver:
         self._step += 1
         with torch.inference_mode():
             metadata = self._attention.plan(batch)
-            counts = tuple(
-                rows // self._sizes.attn_tp_size
-                for rows in batch.step.padded_tokens
-                for _ in range(self._sizes.attn_tp_size)
-            )
+            counts = self._source_counts(batch.step)
             context = ForwardContext(
                 batch=batch, attn_metadata=metadata, dispatch_step=DispatchStep(source_counts=counts)
             )
             (logits,) = self._executor.run([context])
         return dict(zip(own, logits.split([len(tokens) for tokens in own.values()]), strict=True))
+
+    def _source_counts(self, step: StepPlan) -> tuple[int, ...]:
+        """Rows that each rank brings to a dispatch."""
+        ranks = [rank_place(self._sizes, rank) for rank in range(self._sizes.ranks)]
+        return tuple(rows_in(self._dispatch_rows, step, self._sizes, place) for place in ranks)
 
     def _batch(self, work: Sequence[Work], own: Work) -> ForwardBatch:
         live = tuple(sum(len(tokens) for tokens in replica.values()) for replica in work)
@@ -238,8 +245,17 @@ def _moe_parts(
     return MoeParts(
         dispatcher=dispatcher,
         experts=adapt_experts(experts, dispatcher.capabilities.layouts, num_local),
-        picker=make_expert_location("static", {}, picker_spec),
+        picker=make_expert_location("dynamic" if replicated else "static", {}, picker_spec),
         maps=maps,
         recorder=NoRecorder(),
         num_physical_experts=physical,
     )
+
+
+def run_on_rank(
+    context: RankContext, choice: DriverChoice, sizes: ParallelSizes, steps: Sequence[Sequence[Work]]
+) -> list[dict[int, torch.Tensor]]:
+    """Builds a driver on one rank of a pool and runs steps; logits of the rank's replica for each. For ``RankPool.run``."""
+    torch.set_num_threads(1)
+    driver = ModelDriver(choice, sizes, context.place(sizes), context.comms_of(sizes))
+    return [driver.step(work) for work in steps]
