@@ -192,6 +192,50 @@ def test_outputs_come_home_summed_in_rank_order(counts: tuple[int, ...], chunks:
         assert torch.equal(results[rank], sum_rows_torch(outs, ids, rank, bucket, SLOTS))
 
 
+def load_kernels(slot: SlotBuffers, bucket: int, hidden_size: int, dtype: torch.dtype, **sizes: int) -> None:
+    """One launch of each kernel with flags that never make it wait.
+
+    Loading a kernel waits for the device. On ranks that share a device a rank's load would wait for its own spinning kernel.
+    """
+
+    def never_waits(flags: HostBuffer) -> HostBuffer:
+        scratch = [torch.zeros_like(flags.local) for _ in range(WORLD)]
+        addresses = torch.tensor([buffer.data_ptr() for buffer in scratch], dtype=torch.int64, device=DEVICE)
+        return HostBuffer(local=torch.ones_like(flags.local), addresses=addresses)
+
+    ids = torch.full((bucket, TOP_K), -1, dtype=torch.int64, device=DEVICE)
+    hidden = torch.zeros(bucket, hidden_size, dtype=dtype, device=DEVICE)
+    outs = torch.zeros(WORLD * bucket, hidden_size, dtype=dtype, device=DEVICE)
+    programs, chunks = sizes["programs"], sizes["chunks"]
+    for wait in (True, False):
+        calm = attrs.evolve(slot, put_flags=never_waits(slot.put_flags), sum_flags=never_waits(slot.sum_flags))
+        put_rows(
+            hidden,
+            ids,
+            ids.float(),
+            calm,
+            rank=0,
+            bucket=bucket,
+            slots_per_rank=SLOTS,
+            programs=programs,
+            synchronise=True,
+            wait=wait,
+        )
+        wait_rows(attrs.evolve(calm, put_flags=never_waits(slot.put_flags)), rank=0, programs=programs)
+        sum_rows(
+            outs,
+            ids,
+            calm,
+            hidden.clone(),
+            rank=0,
+            bucket=bucket,
+            slots_per_rank=SLOTS,
+            programs=programs,
+            chunks=chunks,
+        )
+    torch.cuda.synchronize()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fused", [True, False])
@@ -200,6 +244,7 @@ def test_ranks_that_run_at_the_same_time_wait_for_one_another(dtype: torch.dtype
     counts, hidden_size, programs, chunks = (5, 0, 3), 640, 4, 2
     bucket = max(counts)
     slots = HostDomain(WORLD).slots(dtype, hidden_size, False, programs, chunks)
+    load_kernels(slots[0], bucket, hidden_size, dtype, programs=programs, chunks=chunks)
     streams = [torch.cuda.Stream() for _ in range(WORLD)]
     for round_ in range(50):
         batches = routed(round_, counts, hidden_size, dtype)

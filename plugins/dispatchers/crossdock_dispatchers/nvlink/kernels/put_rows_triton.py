@@ -42,7 +42,7 @@ def signal_and_wait(
         tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "bucket", "my_rank"])
 def put_rows_kernel(
     # pointers: own inputs
     hidden,
@@ -122,7 +122,7 @@ def put_rows_kernel(
     signal_and_wait(peer_flags, my_flags, my_rank, program, flag_stride, world, signal, wait)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["my_rank"])
 def wait_rows_kernel(my_flags, my_rank, flag_stride, world: tl.constexpr):
     """Program p waits for program p of every peer's put; launched by ``dispatch_end`` when begin did not wait."""
     signal_and_wait(my_flags, my_flags, my_rank, tl.program_id(0), flag_stride, world, False, True)

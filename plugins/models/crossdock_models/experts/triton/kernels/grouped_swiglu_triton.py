@@ -19,7 +19,7 @@ def tile_of(program, num_row_blocks, num_column_blocks, group: tl.constexpr):
     return first + (program % in_group) % size, (program % in_group) // size
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_row_blocks"])
 def gate_up_kernel(
     # pointers
     rows,
@@ -82,7 +82,7 @@ def gate_up_kernel(
         tl.store(at, activated.to(out.dtype.element_ty), mask=column_inside[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_row_blocks"])
 def down_kernel(
     # pointers
     activated,
