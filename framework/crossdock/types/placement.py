@@ -89,7 +89,9 @@ class ExpertLoad:
     def __attrs_post_init__(self) -> None:
         shape = self.counts.shape
         if len(shape) != 3 or 0 in shape:
-            raise ConfigValueError([f"load: expected [steps, layers, experts] with no empty axis, found shape {list(shape)}"])
+            raise ConfigValueError(
+                [f"load: expected [steps, layers, experts] with no empty axis, found shape {list(shape)}"]
+            )
         # One pass for the usual case: NaN, infinite and negative counts all fail it.
         if not (self.counts.min() >= 0 and self.counts.max() < np.inf):
             wrong = ~((self.counts >= 0) & (self.counts < np.inf))
@@ -156,7 +158,9 @@ class Placement:
         slot = lists[layer, expert, place]
         in_range = (slot >= 0) & (slot < self.physical_to_logical.shape[1])
         if not in_range.all() or int(np.count_nonzero(lists >= 0)) != slot.size:
-            raise InvalidPlacement("replica counts are not the lengths of the replica lists (padding is -1, at the end)")
+            raise InvalidPlacement(
+                "replica counts are not the lengths of the replica lists (padding is -1, at the end)"
+            )
         wrong = self.physical_to_logical[layer, slot] != expert
         if wrong.any():
             first = int(wrong.argmax())

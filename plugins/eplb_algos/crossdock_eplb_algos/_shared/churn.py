@@ -13,7 +13,7 @@ import numpy as np
 from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints
 from crossdock_eplb_algos._shared.packing import Packing
 from crossdock_eplb_algos._shared.slots import membership
-from crossdock_eplb_algos._shared.trades import Trades, best_trades, make_trades
+from crossdock_eplb_algos._shared.trades import best_trades, make_trades
 
 _DONORS = 6
 _LEAST_GAIN = 1e-9
@@ -23,12 +23,12 @@ _REWRITE_BONUS = 2.0
 """A rewrite also brings replica counts up to date; measured on drifting loads, preferring it helps the next window."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class MoveLimits:
     """What a layer may spend."""
 
-    max_moves: int | None
-    """Hard limit a layer."""
+    max_moves: Ints | None
+    """[L] hard limit of each layer."""
     price: float
     """Fall of the fullest GPU's load, as a part of the mean, that one move must be worth."""
 
@@ -51,7 +51,9 @@ def fewest_moves(packing: Packing, load: Floats, counts: Ints, aim: Floats, enou
         layers = layers[peak[layers] > enough[layers]]
         if not layers.size:
             break
-        left = np.full(layers.size, _NOT) if limits.max_moves is None else limits.max_moves - moves[layers] + 0.0
+        left = (
+            np.full(layers.size, _NOT) if limits.max_moves is None else limits.max_moves[layers] - moves[layers] + 0.0
+        )
         done, spent = _act(packing, load, counts, aim, home, layers, left, num_gpus // 4)
         stuck = np.flatnonzero(~done)
         if stuck.size:

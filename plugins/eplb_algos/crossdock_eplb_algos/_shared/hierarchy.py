@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import attrs
 import numpy as np
+from crossdock.types.placement import Topology
 
 from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
 from crossdock_eplb_algos._shared.balance import Effort
@@ -105,7 +106,9 @@ def _swap_between_nodes(experts: Ints, values: Floats, at_node: Ints, home: Ints
     layers = np.arange(len(experts))
     is_home = np.take_along_axis(home, experts, axis=1)
     for _ in range(_NODE_ROUNDS):
-        total = np.stack([(values[layers] * (at_node[layers] == node)).sum(axis=1) for node in range(num_nodes)], axis=1)
+        total = np.stack(
+            [(values[layers] * (at_node[layers] == node)).sum(axis=1) for node in range(num_nodes)], axis=1
+        )
         uneven = total.max(axis=1) > total.mean(axis=1) * (1 + _NODE_NEAR)
         layers, total = layers[uneven], total[uneven]
         if not layers.size:
@@ -132,7 +135,9 @@ def _swap_once(
     theirs = np.nonzero(where == light[:, None])[1].reshape(layers.size, slots)
     line = row[:, None]
     half_gap = (total[row, heavy] - total[row, light]) / 2
-    distance = np.abs((values[layers[:, None], mine] - half_gap[:, None])[:, :, None] - values[layers[:, None], theirs][:, None, :])
+    distance = np.abs(
+        (values[layers[:, None], mine] - half_gap[:, None])[:, :, None] - values[layers[:, None], theirs][:, None, :]
+    )
     # Slots outside their home node before and after, of the two replicas that change places.
     goes = (homes[line, mine] != light[:, None]).astype(np.int64) - (homes[line, mine] != heavy[:, None])
     comes = (homes[line, theirs] != heavy[:, None]).astype(np.int64) - (homes[line, theirs] != light[:, None])
@@ -141,7 +146,9 @@ def _swap_once(
     barred = outside[:, None, None] + change > max_outside
     held = experts[layers]
     for side, other, own in ((mine, light, 0), (theirs, heavy, 1)):
-        there = ((held[line, side][:, :, None] == held[:, None, :]) & (where[:, None, :] == other[:, None, None])).sum(axis=2)
+        there = ((held[line, side][:, :, None] == held[:, None, :]) & (where[:, None, :] == other[:, None, None])).sum(
+            axis=2
+        )
         full = there >= gpus_a_node
         barred |= full[:, :, None] if own == 0 else full[:, None, :]
     distance[barred] = np.inf
@@ -152,3 +159,22 @@ def _swap_once(
     at_node[layers[chosen], mine[chosen, a]] = light[chosen]
     at_node[layers[chosen], theirs[chosen, b]] = heavy[chosen]
     return good
+
+
+def broken_rules(num_experts: int, topology: Topology) -> str:
+    """Why groups cannot be kept on nodes here, as a note; empty when they can."""
+    broken = [
+        f"{name} ({count} % {divisor})"
+        for name, count, divisor in (
+            ("experts divide over groups", num_experts, topology.num_groups),
+            ("groups divide over nodes", topology.num_groups, topology.num_nodes),
+            ("GPUs divide over nodes", topology.num_gpus, topology.num_nodes),
+        )
+        if count % divisor
+    ]
+    if not broken:
+        return ""
+    return (
+        "planned flat, over all GPUs alike: keeping groups on nodes needs that experts divide over groups, groups over"
+        f" nodes and GPUs over nodes; not so here: {', '.join(broken)}"
+    )

@@ -42,16 +42,19 @@ def stacked(first: Packing, second: Packing) -> Packing:
     )
 
 
-def packing_of(physical_to_logical: Ints, load: Floats, num_gpus: int) -> Packing:
-    """The state of an existing map [L, P] under ``load`` [L, E]."""
-    num_layers, num_experts = load.shape
-    flat = (layer_index(num_layers) * num_experts + physical_to_logical).ravel()
-    counts = np.bincount(flat, minlength=load.size).reshape(load.shape)
-    shape = (num_layers, num_gpus, -1)
-    per_copy = load / np.maximum(counts, 1)
+def replica_counts(slots: Ints, num_experts: int) -> Ints:
+    """[L, E]: how often each expert is in a slot map [L, P]."""
+    flat = (layer_index(len(slots)) * num_experts + slots).ravel()
+    return np.bincount(flat, minlength=len(slots) * num_experts).reshape(len(slots), num_experts)
+
+
+def packing_of(slots: Ints, load: Floats, num_gpus: int) -> Packing:
+    """The state of a slot map [L, P] under ``load`` [L, E]."""
+    num_layers, num_slots = slots.shape
+    shape = (num_layers, num_gpus, num_slots // num_gpus)
+    per_copy = load / np.maximum(replica_counts(slots, load.shape[1]), 1)
     return Packing(
-        experts=physical_to_logical.reshape(shape).copy(),
-        loads=np.take_along_axis(per_copy, physical_to_logical, axis=1).reshape(shape),
+        experts=slots.reshape(shape).copy(), loads=np.take_along_axis(per_copy, slots, axis=1).reshape(shape)
     )
 
 

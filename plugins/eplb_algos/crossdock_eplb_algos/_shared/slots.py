@@ -1,11 +1,10 @@
-"""Between packings and slot maps: keep what is in place where it is, and leave dead GPUs out of the planning."""
+"""Between packings and slot maps: keep what is in place where it is."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from crossdock.types.placement import Topology
-from crossdock_eplb_algos._shared.arrays import Bools, Ints, layer_index
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
 from crossdock_eplb_algos._shared.packing import Packing
 
 
@@ -51,10 +50,10 @@ def relabel_gpus(old: Ints, new: Ints, num_experts: int) -> Ints:
     Greedy: the pair of GPUs with most experts in common first. All GPUs are alike for balance.
     """
     num_layers, num_gpus = old.shape[:2]
-    had, has = membership(old, num_experts), membership(new, num_experts)
-    common = np.stack([(has[:, gpu, None, :] & had).sum(axis=2) for gpu in range(num_gpus)], axis=2)
-    chosen = np.empty((num_layers, num_gpus), dtype=np.int64)
+    holders = np.ascontiguousarray(membership(old, num_experts).transpose(0, 2, 1)).view(np.uint8)
     row = np.arange(num_layers)
+    common = holders[row[:, None, None], new].sum(axis=2, dtype=np.int16).transpose(0, 2, 1).copy()
+    chosen = np.empty((num_layers, num_gpus), dtype=np.int64)
     for _ in range(num_gpus):
         best = common.reshape(num_layers, -1).argmax(axis=1)
         old_gpu, new_gpu = np.divmod(best, num_gpus)
@@ -91,21 +90,19 @@ def trivial_map(num_layers: int, num_experts: int, num_slots: int) -> Ints:
     return np.tile(np.arange(num_slots) % num_experts, (num_layers, 1))
 
 
-def live_gpus(topology: Topology) -> Ints:
-    """Numbers of the GPUs that are alive."""
-    return np.flatnonzero(topology.active_slots.reshape(topology.num_gpus, -1)[:, 0])
+def with_missing_experts(slots: Ints, load: Floats) -> tuple[Ints, Ints]:
+    """``slots`` [L, P] with every expert of ``load`` [L, E] in it, and the slots [L] that were rewritten for that.
 
-
-def with_dead_slots(live: Ints, topology: Topology, current: Ints | None) -> Ints:
-    """A slot map [L, P] of all GPUs from one of the living [L, P of the living].
-
-    Dead slots keep what ``current`` has there, expert 0 without one; no replica list may name them.
+    A missing expert takes a slot of the expert that suffers least from one replica less.
     """
-    if topology.active_gpus is None:
-        return live
-    shape = (len(live), topology.num_physical_experts)
-    slots = np.zeros(shape, dtype=np.int64) if current is None or current.shape != shape else current.copy()
-    slots[:, topology.active_slots] = live
-    return slots
-
-
+    num_experts = load.shape[1]
+    slots, rewritten = slots.copy(), np.zeros(len(slots), dtype=np.int64)
+    for layer in range(len(slots)):
+        counts = np.bincount(slots[layer], minlength=num_experts)
+        for expert in np.flatnonzero(counts == 0):
+            donor = int(np.where(counts > 1, load[layer] / np.maximum(counts - 1, 1), np.inf).argmin())
+            slots[layer, np.flatnonzero(slots[layer] == donor)[-1]] = expert
+            counts[donor] -= 1
+            counts[expert] += 1
+            rewritten[layer] += 1
+    return slots, rewritten

@@ -159,7 +159,10 @@ def best_trades(
     row = np.arange(layers.size)
     receiver, donor = np.divmod(best, found.donors.shape[1])
     trades = Trades(
-        row=row, receiver=found.receivers[row, receiver], donor=found.donors[row, donor], gpu=found.gpu[row, receiver, donor]
+        row=row,
+        receiver=found.receivers[row, receiver],
+        donor=found.donors[row, donor],
+        gpu=found.gpu[row, receiver, donor],
     )
     return trades, cost[row, receiver, donor], moves[row, receiver, donor]
 

@@ -1,0 +1,1 @@
+"""Placement planners (point ``eplb_algo``), one folder each."""

@@ -1,0 +1,1 @@
+"""Planner ``crossdock``: balance near the limit, few moves, nodes, forecasts."""

@@ -1,0 +1,127 @@
+"""The planner of this project: balance first, then as few moves as that leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+from crossdock.types.placement import ExpertLoad, Placement, Topology
+
+from crossdock_eplb_algos._shared.arrays import Floats, Ints
+from crossdock_eplb_algos._shared.balance import EFFORTS, balanced_packing
+from crossdock_eplb_algos._shared.churn import MoveLimits, fewest_moves
+from crossdock_eplb_algos._shared.counts import greedy_counts, max_copies
+from crossdock_eplb_algos._shared.forecast import forecast_load
+from crossdock_eplb_algos._shared.hierarchy import Nodes, broken_rules, escaping_packing
+from crossdock_eplb_algos._shared.packing import Packing, packing_of, replica_counts
+from crossdock_eplb_algos._shared.problem import Problem, make_placement, make_problem
+from crossdock_eplb_algos._shared.slots import (
+    keep_slots,
+    moved_replicas,
+    relabelled,
+    single_slot_map,
+    trivial_map,
+    with_missing_experts,
+)
+from crossdock_eplb_algos.eplb_algo.crossdock.options import CrossdockOptions
+
+_AIM = 2 / 3
+"""Part of the slack that actions aim at; walking a little deeper than needed takes fewer moves."""
+_FAR = 3.0
+"""A layer that few moves leave this many slacks above a fresh plan is planned afresh."""
+
+
+class CrossdockPlanner:
+    """Swaps replicas and changes counts towards the bound; from a current placement by few moves, never to a worse one."""
+
+    def __init__(self, options: CrossdockOptions) -> None:
+        self.options = options
+
+    def plan(self, load: ExpertLoad, topology: Topology, current: Placement | None) -> Placement:
+        options = self.options
+        expected = forecast_load(load.counts, options.forecast, decay=options.decay, margin=options.margin)
+        problem = make_problem(expected, topology, current, dead_gpus_allowed=True)
+        notes: tuple[str, ...] = ()
+        if options.outside is not None:
+            broken = _no_nodes(problem)
+            if not broken:
+                return make_placement(self._on_nodes(problem), problem, current)
+            notes = (broken,)
+        slots = self._fresh(problem) if problem.current is None else self._from_current(problem, problem.current)
+        return make_placement(slots, problem, current, notes)
+
+    def _fresh(self, problem: Problem) -> Ints:
+        num_layers, num_experts = problem.load.shape
+        if problem.num_slots == problem.num_gpus:
+            counts = greedy_counts(
+                problem.load, problem.num_slots, max_copies(num_experts, problem.num_slots, problem.num_gpus)
+            )
+            return single_slot_map(counts, trivial_map(num_layers, num_experts, problem.num_slots))
+        return self._balanced(problem).experts.reshape(num_layers, -1)
+
+    def _balanced(self, problem: Problem) -> Packing:
+        return balanced_packing(problem.load, problem.num_slots, problem.num_gpus, EFFORTS[self.options.effort])
+
+    def _from_current(self, problem: Problem, current: Ints) -> Ints:
+        """Few moves where they suffice; a fresh plan, with GPUs renamed, in layers where they do not."""
+        options, load = self.options, problem.load
+        num_layers, num_experts = load.shape
+        start, repaired = with_missing_experts(current, load)
+        limit = None if options.max_moves is None else np.maximum(options.max_moves - repaired, 0)
+        mean = load.sum(axis=1) / problem.num_gpus
+        fresh = self._balanced(problem)
+        reach = np.maximum(fresh.max_load(), mean)
+        packing = packing_of(start, load, problem.num_gpus)
+        fewest_moves(
+            packing,
+            load,
+            replica_counts(start, num_experts),
+            reach * (1 + options.slack * _AIM),
+            reach * (1 + options.slack),
+            MoveLimits(max_moves=limit, price=options.move_price),
+        )
+        if limit is None:
+            old = start.reshape(packing.experts.shape)
+            layers = np.flatnonzero(packing.max_load() > reach * (1 + _FAR * options.slack) + 1e-9 * mean)
+            _replan(packing, fresh, old, layers, mean, options.move_price, num_experts)
+        return packing.experts.reshape(num_layers, -1)
+
+    def _on_nodes(self, problem: Problem) -> Ints:
+        """Groups on nodes; a layer whose current placement is nearly as good keeps it."""
+        topology, options = problem.topology, self.options
+        nodes = Nodes(
+            num_groups=topology.num_groups,
+            num_nodes=topology.num_nodes,
+            num_gpus=problem.num_gpus,
+            num_slots=problem.num_slots,
+            max_outside=int((options.outside or 0.0) * problem.num_slots),
+        )
+        packing = escaping_packing(problem.load, nodes, EFFORTS[options.effort])
+        slots = packing.experts.reshape(len(problem.load), -1)
+        if problem.current is not None:
+            now = packing_of(problem.current, problem.load, problem.num_gpus).max_load()
+            keep = now <= packing.max_load() * (1 + options.slack)
+            slots = np.where(keep[:, None], problem.current, slots)
+        return slots
+
+
+def _replan(
+    packing: Packing, fresh: Packing, old: Ints, layers: Ints, mean: Floats, price: float, num_experts: int
+) -> None:
+    """Take the fresh plan for these layers where balance and moves together are better, in place."""
+    if not layers.size:
+        return
+    renamed = relabelled(old[layers], fresh.rows(layers), num_experts)
+    costs = [
+        state.max_load() / np.maximum(mean[layers], 1e-30)
+        + price * moved_replicas(old[layers], state.experts, num_experts)
+        for state in (renamed, packing.rows(layers))
+    ]
+    better = np.flatnonzero(costs[0] < costs[1])
+    renamed = renamed.rows(better)
+    packing.overwrite(layers[better], renamed)
+    packing.experts[layers[better]] = keep_slots(old[layers[better]], renamed.experts)
+
+
+def _no_nodes(problem: Problem) -> str:
+    if not problem.is_whole:
+        return "planned flat, over living GPUs alike: groups are not kept on nodes while a GPU is dead"
+    return broken_rules(problem.load.shape[1], problem.topology)

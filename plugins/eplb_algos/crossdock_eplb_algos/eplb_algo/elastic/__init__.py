@@ -1,0 +1,1 @@
+"""Planner ``elastic``: the global balancing over living GPUs only."""

@@ -1,0 +1,1 @@
+"""Planner ``global``: DeepSeek's balancing over all GPUs alike."""

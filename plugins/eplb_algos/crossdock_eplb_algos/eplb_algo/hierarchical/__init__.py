@@ -1,0 +1,1 @@
+"""Planner ``hierarchical``: DeepSeek's balancing with expert groups kept on nodes."""

@@ -1,0 +1,37 @@
+"""Plugin ``hierarchical`` of the point ``eplb_algo``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from crossdock.hookapi import hookimpl
+
+if TYPE_CHECKING:
+    from crossdock.types.capability import Environment, EplbAlgoCapabilities, Refusal
+    from crossdock.types.placement import EplbAlgo
+
+HOOK_API_VERSION = 1
+
+
+@hookimpl
+def make_eplb_algo(options: Mapping[str, object]) -> EplbAlgo | None:
+    """A planner that keeps expert groups on nodes."""
+    from crossdock.options import read_options
+
+    from crossdock_eplb_algos.eplb_algo.hierarchical.options import HierarchicalOptions
+    from crossdock_eplb_algos.eplb_algo.hierarchical.planner import HierarchicalPlanner
+
+    return HierarchicalPlanner(read_options(HierarchicalOptions, options, where="[eplb_algo]"))
+
+
+@hookimpl
+def eplb_algo_capabilities(options: Mapping[str, object], env: Environment) -> EplbAlgoCapabilities | Refusal | None:
+    """Needs a load; does not look at the placement in force."""
+    from crossdock.options import read_options
+    from crossdock.types.capability import EplbAlgoCapabilities
+
+    from crossdock_eplb_algos.eplb_algo.hierarchical.options import HierarchicalOptions
+
+    read_options(HierarchicalOptions, options, where="[eplb_algo]")
+    return EplbAlgoCapabilities()
