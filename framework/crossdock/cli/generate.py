@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 from crossdock.cli.flags import ConfigFlags
 from crossdock.cli.token_files import check_output, read_ids, write_json
 from crossdock.errors import UsageError
+from crossdock.launch.rank_logs import set_up_logs
 from crossdock.rank_plan import model_folder
 from crossdock.serving.tokenizer import TextTokenizer, load_tokenizer
 from crossdock.types.request import SamplingParams
@@ -59,6 +61,7 @@ def generate(
     out
         JSON file for the answer, instead of standard output.
     """
+    set_up_logs(rank=None, log_file=None, level=logging.WARNING)
     config = flags.load(model).config
     sampling = _sampling(max_new_tokens, ignore_eos, temperature, top_p, top_k, seed)
     check_output(out)

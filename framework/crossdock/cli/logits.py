@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from crossdock.cli.flags import ConfigFlags
 from crossdock.cli.token_files import check_output, read_ids
 from crossdock.errors import RuntimeFault
+from crossdock.launch.rank_logs import set_up_logs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +31,7 @@ def logits(model: Path | None = None, /, *, ids: Path, out: Path, flags: ConfigF
     out
         NPZ file for arrays logits_0, logits_1, ..., each [length, vocab] float32, in the order of the prompts.
     """
+    set_up_logs(rank=None, log_file=None, level=logging.WARNING)
     config = flags.load(model).config
     prompts = read_ids(ids)
     check_output(out)
