@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints
+from crossdock_eplb_algos._shared.order import rising
 from crossdock_eplb_algos._shared.packing import Packing
 from crossdock_eplb_algos._shared.slots import membership
 from crossdock_eplb_algos._shared.trades import best_trades, make_trades
@@ -116,7 +117,7 @@ def _best_swaps(
     Returns GPU, slot, other GPU and other slot [n, 4], the squared overload after it [n] (infinite: none), its moves [n].
     """
     row = np.arange(layers.size)
-    order = np.argsort(gpu_load, axis=1, kind="stable")
+    order = rising(gpu_load)
     top, light = order[:, -1], order[:, : min(max(_FEWEST_PARTNERS, num_partners), order.shape[1] - 1)]
     at = layers[:, None, None]
     experts, loads = packing.experts[layers[:, None], light], packing.loads[layers[:, None], light]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.order import falling, rising
 
 
 def max_copies(num_experts: int, num_slots: int, num_gpus: int) -> int:
@@ -24,7 +25,7 @@ def picked_copies(load: Floats, spare: int, most: int) -> Ints:
     ``load`` [L, E]; an expert never has more than ``most`` replicas. Ties go to the expert with fewer replicas, then to the
     hotter one, then to the lower number; a layer of zeros therefore gets its spare slots spread evenly.
     """
-    hottest = np.argsort(-load, axis=1, kind="stable")[:, : min(spare, load.shape[1])]
+    hottest = falling(load)[:, : min(spare, load.shape[1])]
     # Extra copy k of the expert at rank r is picked only after (r + 1) * k - 1 others: the pairs below suffice.
     copy, rank = (
         axis.ravel() for axis in np.mgrid[1 : min(spare, most - 1) + 1, 0 : hottest.shape[1]].astype(np.int64)
@@ -32,7 +33,7 @@ def picked_copies(load: Floats, spare: int, most: int) -> Ints:
     possible = (rank + 1) * copy <= spare
     copy, rank = copy[possible], rank[possible]
     value = np.take_along_axis(load, hottest, axis=1)[:, rank] / copy
-    picked = np.argsort(-value, axis=1, kind="stable")[:, :spare]
+    picked = falling(value)[:, :spare]
     return np.take_along_axis(hottest, rank[picked], axis=1)
 
 
@@ -59,8 +60,7 @@ def threshold_counts(
     counts = np.clip(np.ceil(share - 1e-9), 1, num_gpus).astype(np.int64)
     spare = num_slots - counts.sum(axis=1)
     unsplit = counts == 1
-    key = np.where(unsplit, load if spare_to_cold else -load, np.inf)
-    order = np.argsort(key, axis=1, kind="stable")
+    order = rising(np.where(unsplit, load, np.inf)) if spare_to_cold else falling(np.where(unsplit, load + 1.0, 0.0))
     place = np.empty_like(order)
     place[layer_index(len(load)), order] = np.arange(load.shape[1])
     fits = (spare >= 0) & (spare <= unsplit.sum(axis=1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.order import rising
 from crossdock_eplb_algos._shared.packing import sorted_replicas
 
 _LEAST_GAIN = 1e-6
@@ -75,7 +76,7 @@ def _try_trades(
     """Fullest pair [n, K], receiver [n, K] and donor [n, K] of every trade; impossible ones have an infinite load."""
     row = layer_index(len(experts))
     less = np.where(counts > 1, load / np.maximum(counts - 1, 1), np.inf)
-    cheapest = np.argsort(less, axis=1, kind="stable")[:, :donors]
+    cheapest = rising(less)[:, :donors]
     receiver = np.repeat(receivers, cheapest.shape[1], axis=1)
     donor = np.tile(cheapest, (1, receivers.shape[1]))
     share = load[row, receiver] / (counts[row, receiver] + 1)

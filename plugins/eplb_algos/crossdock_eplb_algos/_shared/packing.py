@@ -6,6 +6,7 @@ import attrs
 import numpy as np
 
 from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.order import falling, rising
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -62,7 +63,7 @@ def sorted_replicas(load: Floats, counts: Ints) -> tuple[Ints, Floats]:
     """Experts [L, P] and loads [L, P] of all replicas, heaviest first, copies of one expert side by side."""
     num_layers = len(load)
     per_copy = load / counts
-    order = np.argsort(-per_copy, axis=1, kind="stable")
+    order = falling(per_copy)
     repeats = np.take_along_axis(counts, order, axis=1)
     experts = np.repeat(order.ravel(), repeats.ravel()).reshape(num_layers, -1)
     return experts, np.take_along_axis(per_copy, experts, axis=1)
@@ -88,7 +89,7 @@ def deal_sorted(experts: Ints, loads: Floats, num_gpus: int) -> Packing:
     total = loads[:, 0].copy()
     twins = np.zeros(num_layers, dtype=np.bool_)
     for turn in range(1, experts.shape[1]):
-        lightest = np.argsort(total, axis=1, kind="stable")
+        lightest = rising(total)
         border = experts[:, turn - 1, -1:]
         twins |= ((experts[:, turn] == border) & (packing.experts[rows, lightest, turn - 1] == border)).any(axis=1)
         packing.experts[rows, lightest, turn] = experts[:, turn]

@@ -18,6 +18,7 @@ from crossdock_eplb_algos._shared.exchange import (
     nearest_distance,
     nearest_exchange,
 )
+from crossdock_eplb_algos._shared.order import rising
 from crossdock_eplb_algos._shared.packing import Packing, has_twins
 
 _LEAST_GAIN = 1e-6
@@ -45,7 +46,7 @@ def exchange_rounds(packing: Packing, target: Floats, widths: Iterable[int]) -> 
             layers, load = layers[open_layers], load[open_layers]
         if not layers.size:
             return
-        order = np.argsort(load, axis=1, kind="stable")
+        order = rising(load)
         share = (num_gpus - width) // width
         turned = (np.arange(share * width) - turn) % (share * width)
         others = order[:, turned].reshape(layers.size, share, width).transpose(0, 2, 1)

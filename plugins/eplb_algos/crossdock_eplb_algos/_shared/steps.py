@@ -10,6 +10,7 @@ import numpy as np
 
 from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index
 from crossdock_eplb_algos._shared.counts import max_copies, picked_copies
+from crossdock_eplb_algos._shared.order import falling
 
 
 def pack_evenly(weights: Floats, num_packs: int) -> tuple[Ints, Ints]:
@@ -22,7 +23,7 @@ def pack_evenly(weights: Floats, num_packs: int) -> tuple[Ints, Ints]:
     if room == 1:
         return np.tile(np.arange(num_items), (num_rows, 1)), np.zeros((num_rows, num_items), dtype=np.int64)
     row = layer_index(num_rows)
-    order = np.argsort(-weights, axis=1, kind="stable")
+    order = falling(weights)
     heaviest_first = np.take_along_axis(weights, order, axis=1)
     chosen = np.empty((num_items, num_rows), dtype=np.int64)
     places = np.zeros((num_items, num_rows), dtype=np.int64)

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.order import rising
 from crossdock_eplb_algos._shared.packing import Packing
 from crossdock_eplb_algos._shared.refine import exchange_rounds
 
@@ -97,7 +98,7 @@ def _candidates(
     row, num_gpus = layer_index(layers.size), experts.shape[1]
     receivers = experts[row[:, 0], gpu_load.argmax(axis=1)]
     less = np.where(counts > 1, load / np.maximum(counts - 1, 1), np.inf)
-    donors = np.argsort(less, axis=1, kind="stable")[:, :num_donors]
+    donors = rising(less)[:, :num_donors]
     share = load[row, receivers] / (counts[row, receivers] + 1)
     drop = load[row, receivers] / counts[row, receivers] - share
     donor_share = load[row, donors] / counts[row, donors]
@@ -126,7 +127,7 @@ def _promising_trades(
     num_donors, num_trials = donors_and_trials
     found = _candidates(packing, load, counts, target, layers, num_donors)
     flat = found.cost.reshape(layers.size, -1)
-    best = np.argsort(flat, axis=1, kind="stable")[:, :num_trials]
+    best = rising(flat)[:, :num_trials]
     n, k = np.nonzero(np.isfinite(flat[layer_index(layers.size), best]))
     receiver, donor = np.divmod(best[n, k], found.donors.shape[1])
     return Trades(
