@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,21 +19,22 @@ _ROWS_A_THREAD = 2
 """Fewer chosen pairs than this a thread are not worth waking one up."""
 
 
-class _Arguments(ctypes.Structure):
-    """``struct grouped_mlp`` of ``cpu/grouped_mlp.c``."""
+_POINTERS = ("rows", "ids", "weights", "gate_up", "down", "gate_up_scale", "down_scale", "out")
+_SIZES = (
+    *("num_rows", "row_stride", "ids_stride", "weights_stride", "top_k"),
+    *("hidden", "intermediate", "first_expert", "end_expert"),
+)
+_FLAGS = ("kind", "rows_are_bf16")
 
-    _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("rows", "ids", "weights", "gate_up", "down", "gate_up_scale", "down_scale", "out")
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("num_rows", "row_stride", "ids_stride", "weights_stride", "top_k")
-            + ("hidden", "intermediate", "first_expert", "end_expert")
-        ),
-        *((name, ctypes.c_int32) for name in ("kind", "rows_are_bf16")),
-    ]
+
+class _Arguments(ctypes.Structure):
+    """``struct grouped_mlp`` of ``cpu/grouped_mlp.c``, in its order."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, ctypes.c_int32) for name in _FLAGS),
+    )
 
 
 def unsupported_reason(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -76,7 +78,7 @@ class GroupedMlpKernel:
         bounds = [self._num_experts * share // threads for share in range(threads + 1)]
         others = [
             _pool(threads - 1).submit(self._share, rows, local_ids, weights, low, high)
-            for low, high in zip(bounds[1:-1], bounds[2:], strict=True)
+            for low, high in itertools.pairwise(bounds[1:])
         ]
         total = self._share(rows, local_ids, weights, bounds[0], bounds[1])
         for other in others:

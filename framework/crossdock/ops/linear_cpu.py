@@ -16,11 +16,11 @@ _STREAMS = 4
 class _Arguments(ctypes.Structure):
     """``struct linear`` of ``cpu/linear.c``."""
 
-    _fields_ = [
+    _fields_ = (
         *((name, ctypes.c_void_p) for name in ("rows", "weight", "out")),
         *((name, ctypes.c_int64) for name in ("m", "n", "k", "row_stride")),
         ("kind", ctypes.c_int32),
-    ]
+    )
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:

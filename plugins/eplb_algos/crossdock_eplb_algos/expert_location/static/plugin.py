@@ -20,9 +20,10 @@ HOOK_API_VERSION = 1
 
 @hookimpl
 def make_expert_location(options: Mapping[str, object], spec: PickerSpec) -> Picker | None:
-    """The nearest replica of this rank, or its fair share. Declines where ranks hold the same rows: they would pick differently."""
+    """The nearest replica of this rank, or its fair share. Declines where ranks hold the same rows and could pick differently."""
     chosen = read_options(StaticOptions, options, where="[expert_location]")
-    if spec.replicated_rows and spec.sizes.moe_ep_size > 1:
+    has_replicas = spec.maps.logical_to_physical.shape[-1] > 1
+    if spec.replicated_rows and spec.sizes.moe_ep_size > 1 and has_replicas:
         return None
     from crossdock_eplb_algos.expert_location.static.picker import StaticPicker
 

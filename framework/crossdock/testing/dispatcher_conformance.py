@@ -1,0 +1,229 @@
+"""What must hold for a dispatcher, on 1, 2 and 4 gloo ranks: combine's result is the weighted sum, and no row vanishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from crossdock.groups import resolve_sizes
+from crossdock.plugin_call import call_hook
+from crossdock.registry import load_plugin
+from crossdock.testing.conformance import NotCheckable, PluginCase, check_of
+from crossdock.testing.dispatch_flights import (
+    FlightReport,
+    fly,
+    fly_poisoned,
+    misuses,
+    overflow,
+    own_capabilities,
+    too_large,
+    two_flights,
+)
+from crossdock.testing.dispatch_scenarios import DispatchScenario, one_replica, routed_rows, uneven
+from crossdock.types.capability import Environment
+from crossdock.types.dispatch import DispatcherCapabilities
+from crossdock.types.parallel import ParallelSizes
+
+FP32_TOLERANCE = 1e-5
+"""Other orders of a few additions."""
+BF16_TOLERANCE = 2e-2
+"""Each partial sum is rounded to 8 bits once or twice."""
+WORLD_SIZES = (1, 2, 4)
+_WIDTHS: Mapping[int, tuple[tuple[int, int, int], ...]] = {
+    1: ((1, 1, 1),),
+    2: ((2, 1, 2), (1, 2, 2), (2, 1, 1), (1, 2, 1)),
+    4: ((4, 1, 4), (2, 2, 4), (1, 4, 4), (2, 2, 2), (4, 1, 2)),
+}
+"""(attn_dp, attn_tp, moe_ep) by number of ranks; moe_tp is the rest."""
+
+
+def _capabilities(case: PluginCase, sizes: ParallelSizes) -> DispatcherCapabilities:
+    """Raises ``NotCheckable`` where the dispatcher does not run on a CPU here."""
+    env = Environment(device="cpu", sizes=sizes, dtype="float32", max_rows_per_rank=512)
+    found = call_hook(load_plugin("dispatcher", case.name), "dispatcher_capabilities", options=case.options, env=env)
+    if not isinstance(found, DispatcherCapabilities):
+        raise NotCheckable(f"dispatcher_capabilities answered {found!r}")
+    if "cpu" not in found.devices:
+        raise NotCheckable(f"runs on {', '.join(sorted(found.devices))} only")
+    return found
+
+
+def _layouts(case: PluginCase, world_size: int) -> list[ParallelSizes]:
+    """The layouts of so many ranks that the dispatcher serves."""
+    every = [
+        resolve_sizes(ranks=world_size, attn_dp_size=dp, attn_tp_size=tp, moe_ep_size=ep, moe_tp_size=world_size // ep)
+        for dp, tp, ep in _WIDTHS[world_size]
+    ]
+    return [sizes for sizes in every if not _capabilities(case, sizes).needs_full_ep or sizes.moe_ep_size == world_size]
+
+
+def _fly_all(
+    case: PluginCase, scenarios_of: Callable[[ParallelSizes], Sequence[DispatchScenario]], tolerance: float
+) -> None:
+    for world_size in WORLD_SIZES:
+        scenarios = [scenario for sizes in _layouts(case, world_size) for scenario in scenarios_of(sizes)]
+        reports = case.pool_of(world_size).run(fly, case.name, dict(case.options), scenarios)
+        for number, scenario in enumerate(scenarios):
+            _check_reports(scenario, [by_rank[number] for by_rank in reports], tolerance)
+
+
+def _check_reports(scenario: DispatchScenario, reports: Sequence[FlightReport], tolerance: float) -> None:
+    errors = [report.error for report in reports]
+    assert max(errors) <= tolerance, f"{scenario}: relative errors by rank {errors}, tolerance {tolerance}"
+    wanted = int((routed_rows(scenario).topk_ids >= 0).sum()) * scenario.sizes.moe_tp_size
+    found = sum(report.received_pairs for report in reports)
+    assert found == wanted, f"{scenario}: {found} (row, expert) pairs arrived, the router sent {wanted}"
+
+
+def check_identity_experts_return_the_input(case: PluginCase) -> None:
+    _fly_all(
+        case,
+        lambda sizes: [DispatchScenario(sizes=sizes, live_tokens=uneven(sizes), experts="identity")],
+        FP32_TOLERANCE,
+    )
+
+
+def check_every_row_gets_the_weighted_sum_of_its_experts(case: PluginCase) -> None:
+    _fly_all(
+        case,
+        lambda sizes: [
+            DispatchScenario(sizes=sizes, live_tokens=uneven(sizes), seed=seed, counts_known=known)
+            for seed, known in ((1, True), (2, False))
+        ],
+        FP32_TOLERANCE,
+    )
+
+
+def check_many_rows_arrive_too(case: PluginCase) -> None:
+    _fly_all(
+        case,
+        lambda sizes: [DispatchScenario(sizes=sizes, live_tokens=(96,) * sizes.attn_dp_size, top_k=2)],
+        FP32_TOLERANCE,
+    )
+
+
+def check_bfloat16_rows_stay_bfloat16(case: PluginCase) -> None:
+    _fly_all(
+        case,
+        lambda sizes: [DispatchScenario(sizes=sizes, live_tokens=uneven(sizes), dtype="bfloat16")],
+        BF16_TOLERANCE,
+    )
+
+
+def check_a_rank_without_rows_joins(case: PluginCase) -> None:
+    _fly_all(
+        case,
+        lambda sizes: [
+            DispatchScenario(sizes=sizes, live_tokens=one_replica(sizes, rows), counts_known=known)
+            for rows in (0, 1, 4)
+            for known in (True, False)
+        ],
+        FP32_TOLERANCE,
+    )
+
+
+def check_all_rows_may_go_to_one_rank(case: PluginCase) -> None:
+    _fly_all(
+        case,
+        lambda sizes: [
+            DispatchScenario(
+                sizes=sizes, live_tokens=(rows,) * sizes.attn_dp_size, routing="first_rank", counts_known=False
+            )
+            for rows in (1, 64)
+        ],
+        FP32_TOLERANCE,
+    )
+
+
+def check_ids_of_minus_one_add_nothing(case: PluginCase) -> None:
+    _fly_all(
+        case,
+        lambda sizes: [
+            DispatchScenario(sizes=sizes, live_tokens=uneven(sizes), routing=routing, counts_known=known)
+            for routing in ("holes", "nowhere")
+            for known in (True, False)
+        ],
+        FP32_TOLERANCE,
+    )
+
+
+def check_unused_buffer_rows_are_never_read(case: PluginCase) -> None:
+    for world_size in (1, 2):
+        scenarios = [
+            DispatchScenario(sizes=sizes, live_tokens=one_replica(sizes, 3), routing="holes")
+            for sizes in _layouts(case, world_size)
+        ]
+        reports = case.pool_of(world_size).run(fly_poisoned, case.name, dict(case.options), scenarios)
+        for number, scenario in enumerate(scenarios):
+            _check_reports(scenario, [by_rank[number] for by_rank in reports], FP32_TOLERANCE)
+
+
+def check_constants_1_and_10_weighted_7_to_3_give_3_7(case: PluginCase) -> None:
+    """Weights are applied exactly once, by combine or by the experts."""
+    _fly_all(
+        case,
+        lambda sizes: [
+            DispatchScenario(
+                sizes=sizes, live_tokens=(1,) * sizes.attn_dp_size, routing="pair", experts="constants", top_k=2
+            )
+        ],
+        FP32_TOLERANCE,
+    )
+
+
+def check_two_micro_batches_may_be_in_flight(case: PluginCase) -> None:
+    sizes = _layouts(case, 2)[0]
+    if _capabilities(case, sizes).max_in_flight < 2:
+        raise NotCheckable("allows one micro-batch in flight")
+    for order in ("ababab", "abbaab", "aabbab", "abbbaa", "aaabbb"):
+        for errors in case.pool_of(2).run(two_flights, case.name, dict(case.options), sizes, order):
+            assert max(errors) <= FP32_TOLERANCE, f"order {order}: relative errors {errors}"
+
+
+def check_calls_out_of_order_raise_with_the_stage(case: PluginCase) -> None:
+    for messages in case.pool_of(2).run(misuses, case.name, dict(case.options), _layouts(case, 2)[0]):
+        assert len(messages) == 4, f"some misuse was not noticed: {messages}"
+        assert "after dispatch_begin" in messages[0], messages
+        assert "slot 1" in messages[2], messages
+
+
+def check_rows_beyond_the_limit_are_refused_not_lost(case: PluginCase) -> None:
+    sizes = _layouts(case, 1)[0]
+    (message,) = case.pool_of(1).run(overflow, case.name, dict(case.options), sizes)
+    assert "9 rows" in message, f"9 rows with a limit of 8: {message!r}"
+
+
+def check_a_start_beyond_its_capacity_names_the_number(case: PluginCase) -> None:
+    sizes = _layouts(case, 1)[0]
+    capacity = _capabilities(case, sizes).capacity_rows_per_rank
+    if capacity is None:
+        raise NotCheckable("has no capacity limit")
+    (needed,) = case.pool_of(1).run(too_large, case.name, dict(case.options), sizes, capacity + 1)
+    assert needed == capacity + 1, f"the error says {needed} rows are needed, asked for were {capacity + 1}"
+
+
+def check_it_can_do_what_its_hook_said(case: PluginCase) -> None:
+    for sizes in _layouts(case, 2):
+        for found in case.pool_of(2).run(own_capabilities, case.name, dict(case.options), sizes):
+            wanted = _capabilities(case, sizes)
+            assert found == wanted, f"the object says {found}, dispatcher_capabilities said {wanted}"
+
+
+CHECKS = tuple(
+    check_of(check)
+    for check in (
+        check_identity_experts_return_the_input,
+        check_every_row_gets_the_weighted_sum_of_its_experts,
+        check_many_rows_arrive_too,
+        check_bfloat16_rows_stay_bfloat16,
+        check_a_rank_without_rows_joins,
+        check_all_rows_may_go_to_one_rank,
+        check_ids_of_minus_one_add_nothing,
+        check_unused_buffer_rows_are_never_read,
+        check_constants_1_and_10_weighted_7_to_3_give_3_7,
+        check_two_micro_batches_may_be_in_flight,
+        check_calls_out_of_order_raise_with_the_stage,
+        check_rows_beyond_the_limit_are_refused_not_lost,
+        check_a_start_beyond_its_capacity_names_the_number,
+        check_it_can_do_what_its_hook_said,
+    )
+)
