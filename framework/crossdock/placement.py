@@ -62,6 +62,12 @@ def plan(
     return placement
 
 
+def trivial_placement(num_layers: int, num_logical_experts: int, num_physical_experts: int) -> Placement:
+    """Slot i holds expert i mod E, in every layer: the placement before anything was planned."""
+    slots = np.arange(num_physical_experts, dtype=np.int64) % num_logical_experts
+    return Placement.from_physical(np.tile(slots, (num_layers, 1)), num_logical_experts)
+
+
 def _host_array(values: object) -> npt.ArrayLike:
     """Arrays as they are; tensors by way of the host, in a type that numpy has."""
     if hasattr(values, "detach"):

@@ -21,19 +21,6 @@ NUM_SLOTS = 12
 SIZES = resolve_sizes(ranks=NUM_RANKS, attn_dp_size=NUM_RANKS)
 
 
-def placement_of(slots: np.ndarray[tuple[int, int], np.dtype[np.int64]], num_experts: int) -> Placement:
-    """A placement from [L, P] owners of slots."""
-    num_layers, num_slots = slots.shape
-    width = num_slots - num_experts + 1
-    replicas = np.full((num_layers, num_experts, width), -1, dtype=np.int64)
-    counts = np.zeros((num_layers, num_experts), dtype=np.int64)
-    for layer in range(num_layers):
-        for slot, expert in enumerate(slots[layer]):
-            replicas[layer, expert, counts[layer, expert]] = slot
-            counts[layer, expert] += 1
-    return Placement(physical_to_logical=slots, logical_to_physical=replicas, replica_counts=counts)
-
-
 def seeded_placement(seed: int) -> Placement:
     """Every expert at least once, the other slots at random."""
     generator = np.random.default_rng(seed)
@@ -41,7 +28,7 @@ def seeded_placement(seed: int) -> Placement:
     for _ in range(NUM_LAYERS):
         extra = generator.integers(0, NUM_EXPERTS, NUM_SLOTS - NUM_EXPERTS)
         layers.append(generator.permutation(np.concatenate((np.arange(NUM_EXPERTS), extra))))
-    return placement_of(np.stack(layers).astype(np.int64), NUM_EXPERTS)
+    return Placement.from_physical(np.stack(layers), NUM_EXPERTS)
 
 
 @attrs.frozen(kw_only=True, eq=False)
