@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -14,7 +14,7 @@ from crossdock.comm import RankComms
 from crossdock.control_verbs import ControlVerbs
 from crossdock.engine import RankEngine
 from crossdock.engine_seams import LogitSink
-from crossdock.errors import CrossdockError, ExchangeTimeout, RankLost
+from crossdock.errors import CrossdockError, RuntimeFault
 from crossdock.groups import leader_rank
 from crossdock.kv_cache import BlockPool
 from crossdock.moe_build import max_rows_per_rank
@@ -28,32 +28,31 @@ from crossdock.scheduled import SchedulerLimits
 from crossdock.scheduler import Scheduler
 from crossdock.step_rules import step_rules
 from crossdock.step_sync import open_step_sync
-from crossdock.types.link import Fatal, RankLink, Ready
+from crossdock.types.link import RankLink, Ready
 from crossdock.types.observer import Observer, ObserverSpec
 from crossdock.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _CPU = torch.device("cpu")
 
 
-def run_rank(plan: RankPlan, comms: RankComms, link: RankLink, *, run_id: str) -> None:
+def run_rank(plan: RankPlan, comms: RankComms, link: RankLink, *, store: Store | None = None) -> None:
     """A rank of a server from start to stop: builds, reports ``Ready``, runs the loop. Collective.
 
     Args:
         plan: what this rank is.
         comms: its groups.
         link: its channel to the frontend.
-        run_id: names what the ranks of this run share on a machine; equal on all of them, used by nobody else.
+        store: where the ranks met; None for a job of one rank.
 
     Raises:
-        CrossdockError: why the rank ends; the frontend was told with ``Fatal`` and waiting ranks were released.
+        CrossdockError: why the rank ends; ranks that wait for this one were released with the same reason.
     """
-    try:
-        with build_engine(plan, comms, link, run_id=run_id) as engine:
-            link.send(Ready(rank=plan.place.rank, receipt=make_receipt(plan.config, plan.selection, engine.counters)))
-            engine.run()
-    except Exception as error:
-        link.send(Fatal(rank=plan.place.rank, message=_sentence(error), culprit_rank=_culprit(error)))
-        raise
+    with build_engine(plan, comms, link, store=store) as engine:
+        link.send(Ready(rank=plan.place.rank, receipt=make_receipt(plan.config, plan.selection, engine.counters)))
+        engine.run()
 
 
 @contextmanager
@@ -62,7 +61,7 @@ def build_engine(
     comms: RankComms,
     link: RankLink,
     *,
-    run_id: str,
+    store: Store | None = None,
     on_prompt_logits: LogitSink | None = None,
 ) -> Iterator[RankEngine]:
     """The engine of a rank, warmed up; what it shares with other ranks is closed when the block is left. Collective.
@@ -76,7 +75,7 @@ def build_engine(
     built = build_runner(plan, comms, device)
     warm_up(built.runner, plan.sizes)
     counters = _counters(plan, built)
-    with open_step_sync(plan, step_rules(plan), comms, run_id=run_id) as sync:
+    with open_step_sync(plan, step_rules(plan), comms, store) as sync:
         scheduler = make_scheduler(plan, built.kv.plan.num_pages) if _is_leader(plan) else None
         engine = RankEngine(
             place=plan.place,
@@ -91,9 +90,13 @@ def build_engine(
         )
         try:
             yield engine
-        except Exception as error:
-            sync.abort(f"rank {plan.place.rank} failed: {_sentence(error)}")
+        except CrossdockError as error:
+            sync.abort(f"rank {plan.place.rank} ended: {error}")
             raise
+        except Exception as error:
+            reason = f"rank {plan.place.rank} failed with {type(error).__name__}: {error}".partition("\n")[0]
+            sync.abort(reason)
+            raise RuntimeFault(reason) from error
 
 
 def make_scheduler(plan: RankPlan, num_pages: int) -> Scheduler:
@@ -170,17 +173,3 @@ def _verbs(
         local={"flush_cache": flush_cache, "receipt": receipt, "server_info": server_info},
         together=recorder.verbs(),
     )
-
-
-def _sentence(error: Exception) -> str:
-    """One sentence for people; a collective that broke usually means that a peer is gone."""
-    if isinstance(error, CrossdockError):
-        return str(error)
-    first = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first}"
-
-
-def _culprit(error: Exception) -> int | None:
-    if isinstance(error, ExchangeTimeout) and error.missing_ranks:
-        return error.missing_ranks[0]
-    return error.rank if isinstance(error, RankLost) else None

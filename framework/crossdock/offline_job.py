@@ -19,6 +19,7 @@ from crossdock.types.request import EngineOutput, EngineRequest, SamplingParams
 
 if TYPE_CHECKING:
     import torch
+    from torch._C._distributed_c10d import Store
 
     from crossdock.comm import RankComms
 
@@ -92,14 +93,16 @@ class PromptLogits:
         self.arrays[rid][start : start + rows.shape[0]] = rows
 
 
-def run_job_on_rank(job: OfflineJob, rank: int, comms: RankComms | None = None, run_id: str = "") -> OfflineResult:
+def run_job_on_rank(
+    job: OfflineJob, rank: int, comms: RankComms | None = None, store: Store | None = None
+) -> OfflineResult:
     """One rank's part of a job, in this process; a collective when ``comms`` has several ranks.
 
     Args:
         job: equal on all ranks.
         rank: this one.
         comms: its groups; None for a job of one rank.
-        run_id: names what the ranks of one machine share; equal on all ranks and used by nobody else.
+        store: where the ranks met; None for a job of one rank.
     """
     from crossdock.comm import local_comms
     from crossdock.engine_build import build_engine
@@ -111,7 +114,7 @@ def run_job_on_rank(job: OfflineJob, rank: int, comms: RankComms | None = None, 
     requests = job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else []
     link = OfflineLink(requests)
     sink = PromptLogits(requests) if job.keeps_logits else None
-    with build_engine(plan, comms or local_comms(), link, run_id=run_id, on_prompt_logits=sink) as engine:
+    with build_engine(plan, comms or local_comms(), link, store=store, on_prompt_logits=sink) as engine:
         engine.run()
     for outputs in link.outputs.values():
         if outputs[-1].error is not None:

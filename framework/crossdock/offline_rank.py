@@ -41,7 +41,7 @@ def _run(folder: Path, rank: int, job: OfflineJob) -> None:
         rank=rank, ranks=sizes.ranks, store=store, device_type=launch.device, timeout_s=launch.start_timeout_s
     )
     comms = create_comms(sizes, rank, launch.device)
-    result = run_job_on_rank(job, rank, comms, run_id=folder.name)
+    result = run_job_on_rank(job, rank, comms, store)
     write_result(folder, rank, result)
 
 

@@ -1,40 +1,50 @@
-"""How the ranks of a run agree on each step: records between leaders, then one message from each leader to its attention-TP peers."""
+"""Opens what makes the ranks of a run agree on each step: the leaders' exchange, and the channel of each leader to its peers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import attrs
+from typing import TYPE_CHECKING
 
 from crossdock.comm import RankComms
-from crossdock.engine_seams import AgreedStep, StepSync
-from crossdock.errors import MisuseError
+from crossdock.comm_gloo import GlooComm
+from crossdock.engine_seams import StepSync
+from crossdock.exchange import StoreNotice
+from crossdock.exchange_create import create_exchange
 from crossdock.rank_plan import RankPlan
-from crossdock.step import StepRules, decide_step
-from crossdock.types.step import StepRecord
+from crossdock.rank_sync import LEADER_MARGIN_S, PeerChannel, RankSync
+from crossdock.step import StepRules
 
-
-@attrs.frozen(kw_only=True, eq=False)
-class OneRankSync:
-    """A job of one rank agrees with itself."""
-
-    rules: StepRules
-
-    def agree(self, record: StepRecord) -> AgreedStep:
-        return AgreedStep(plan=decide_step((record,), self.rules), records=(record,))
-
-    def tell_peers(self, agreed: AgreedStep, message: bytes) -> None:
-        """There are none."""
-
-    def follow(self, step: int, eplb_pass: int) -> tuple[AgreedStep, bytes]:
-        raise MisuseError("the only rank of a job leads; there is nobody to follow")
-
-    def abort(self, message: str) -> None:
-        """Nobody waits."""
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 
 @contextmanager
-def open_step_sync(plan: RankPlan, rules: StepRules, comms: RankComms, *, run_id: str) -> Iterator[StepSync]:
-    """The sync of this rank; closed when the block is left. Collective."""
-    yield OneRankSync(rules=rules)
+def open_step_sync(plan: RankPlan, rules: StepRules, comms: RankComms, store: Store | None) -> Iterator[StepSync]:
+    """The sync of this rank; closed when the block is left. Collective.
+
+    Args:
+        plan: of this rank.
+        rules: by which every rank decides.
+        comms: its groups.
+        store: where the ranks met; None for a job of one rank, and where all ranks are threads of one process.
+    """
+    launch = plan.config.launch
+    notice = None if store is None else StoreNotice(store)
+    exchange = create_exchange(
+        sizes=plan.sizes,
+        place=plan.place,
+        comms=comms,
+        store=store,
+        transport=launch.exchange,
+        timeout_s=launch.step_deadline_s,
+    )
+    peers = None
+    attn_tp = comms.host.attn_tp
+    if isinstance(attn_tp, GlooComm):
+        peers = PeerChannel(comm=attn_tp, timeout_s=launch.step_deadline_s + LEADER_MARGIN_S, notice=notice)
+    try:
+        yield RankSync(rules=rules, exchange=exchange, peers=peers, notice=notice)
+    finally:
+        if exchange is not None:
+            exchange.close()

@@ -1,0 +1,26 @@
+"""Runs offline jobs on a pool of ranks that is already there: what ``logits`` and ``generate`` do, without starting processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crossdock.config_rules import parallel_sizes
+from crossdock.offline_job import OfflineJob, OfflineResult, run_job_on_rank
+
+if TYPE_CHECKING:
+    from crossdock.testing.world import RankContext, RankPool
+
+
+def job_on_rank(context: RankContext, job: OfflineJob) -> OfflineResult:
+    """One rank's part; call it through ``RankPool.run`` or ``OneProcessWorld.run``."""
+    comms = context.comms_of(parallel_sizes(job.config.parallel))
+    return run_job_on_rank(job, context.rank, comms)
+
+
+def run_on_pool(pool: RankPool, job: OfflineJob, timeout_s: float = 60.0) -> OfflineResult:
+    """Results of all replicas."""
+    parts = pool.run(job_on_rank, job, timeout_s=timeout_s)
+    return OfflineResult(
+        outputs={rid: outputs for part in parts for rid, outputs in part.outputs.items()},
+        logits={rid: array for part in parts for rid, array in part.logits.items()},
+    )
