@@ -1,0 +1,1 @@
+"""Paged attention in Triton kernels, GQA and MLA, capturable decode, for CUDA devices."""

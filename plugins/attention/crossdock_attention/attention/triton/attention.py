@@ -1,0 +1,113 @@
+"""The ``triton`` attention backend: cached rows are read where they lie, by page; decode can be captured in a graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from crossdock.types.attention import AttnMetadata
+
+from crossdock_attention.attention.triton.capabilities import TRITON_ATTENTION_CAPABILITIES
+from crossdock_attention.attention.triton.kernels.paged_decode import (
+    DECODE_BLOCK,
+    LATENT_BLOCK,
+    choose_splits,
+    paged_decode,
+)
+from crossdock_attention.attention.triton.kernels.prefill import prefill
+from crossdock_attention.attention.triton.mla import expand_contexts, latent_queries, values_of
+from crossdock_attention.attention.triton.plan import DecodeBuffers, PrefillRows, TritonPlan, fill_buffers, make_plan
+
+if TYPE_CHECKING:
+    from crossdock.types.attention import AttentionCapabilities, AttentionLayer, AttentionSpec
+    from crossdock.types.batch import ForwardBatch
+
+
+class TritonAttention:
+    """GQA and MLA over the paged cache; holds no state of a batch."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
+        self._key_heads = spec.kv.num_kv_heads if spec.kv.kind == "gqa" else 1
+
+    @property
+    def capabilities(self) -> AttentionCapabilities:
+        return TRITON_ATTENTION_CAPABILITIES
+
+    def plan(self, batch: ForwardBatch, buffers: Any | None = None) -> AttnMetadata:
+        """With ``buffers`` (see ``allocate_buffers``) the plan of a captured decode step, else of an eager batch."""
+        if buffers is not None:
+            return AttnMetadata(batch=batch, data=fill_buffers(batch, cast("DecodeBuffers", buffers)))
+        return AttnMetadata(
+            batch=batch, data=make_plan(batch, self._spec.page_tokens, self._spec.kv.kind, self._key_heads)
+        )
+
+    def allocate_buffers(self, bucket: int, page_columns: int) -> DecodeBuffers:
+        """Static storage of one decode bucket; the splits are fixed by its size and the longest context it can hold."""
+        block = DECODE_BLOCK if self._spec.kv.kind == "gqa" else LATENT_BLOCK
+        return DecodeBuffers(
+            page_table=torch.zeros(bucket, page_columns, dtype=torch.int32, device=self._spec.device),
+            seq_lens=torch.zeros(bucket, dtype=torch.int32, device=self._spec.device),
+            splits=choose_splits(bucket, self._key_heads, page_columns * self._spec.page_tokens, block),
+        )
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        layer: AttentionLayer,
+        metadata: AttnMetadata,
+    ) -> torch.Tensor:
+        """As the protocol says."""
+        plan = cast("TritonPlan", metadata.data)
+        for pool, rows in zip(layer.cache, (k, v), strict=False):
+            if rows is not None:
+                pool.flatten(0, 1).index_copy_(0, metadata.batch.kv_slots, rows.view(rows.shape[0], *pool.shape[2:]))
+        if plan.prefill is None and plan.decode is not None and plan.decode.rows is None:
+            return self._decode(q, layer, plan)
+        value_dim = layer.kv.v_head_dim if layer.w_uv is None else layer.w_uv.shape[2]
+        out = q.new_zeros(q.shape[0], layer.num_heads, value_dim)
+        if plan.decode is not None and plan.decode.rows is not None:
+            out.index_copy_(0, plan.decode.rows, self._decode(q.index_select(0, plan.decode.rows), layer, plan))
+        if plan.prefill is not None:
+            self._prefill(q, k, out, layer, plan.prefill, metadata.batch)
+        return out
+
+    def _decode(self, q: torch.Tensor, layer: AttentionLayer, plan: TritonPlan) -> torch.Tensor:
+        decode = plan.decode
+        assert decode is not None
+        if layer.kv.kind == "gqa":
+            k_pool, v_pool = layer.cache
+            return paged_decode(q, k_pool, v_pool, decode.page_table, decode.seq_lens, layer.scale, decode.splits)
+        latent = layer.cache[0].unsqueeze(2)
+        context = paged_decode(
+            latent_queries(q, layer),
+            latent,
+            None,
+            decode.page_table,
+            decode.seq_lens,
+            layer.scale,
+            decode.splits,
+            rope_dim=layer.kv.rope_dim,
+        )
+        return values_of(context, layer)
+
+    def _prefill(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        out: torch.Tensor,
+        layer: AttentionLayer,
+        rows: PrefillRows,
+        batch: ForwardBatch,
+    ) -> None:
+        if layer.kv.kind == "gqa":
+            k_rows, v_rows = (pool.flatten(0, 1) for pool in layer.cache)
+            page_tokens = self._spec.page_tokens
+            prefill(
+                q, k_rows, v_rows, out, rows.blocks, layer.scale, page_table=batch.page_table, page_tokens=page_tokens
+            )
+            return
+        keys, values = expand_contexts(k, layer, rows, batch.page_table)
+        prefill(q, keys, values, out, rows.blocks, layer.scale, kv_starts=rows.kv_starts)

@@ -1,0 +1,1 @@
+"""Kernels of the Triton attention backend, each beside its readable torch twin."""

@@ -1,0 +1,58 @@
+"""Multi-head latent attention around the kernels: queries into the latent space, values and keys out of it (DeepSeek-V2 report, 2.1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from crossdock.types.attention import AttentionLayer
+
+    from crossdock_attention.attention.triton.plan import PrefillRows
+
+
+def _projections(layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor]:
+    assert layer.w_uk is not None, "an MLA layer has both up-projections"
+    assert layer.w_uv is not None, "an MLA layer has both up-projections"
+    return layer.w_uk, layer.w_uv
+
+
+def latent_queries(q: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """[n, heads, nope + rope] -> [n, heads, r + rope]: the key up-projection is moved to the query."""
+    w_uk, _ = _projections(layer)
+    nope, rank = w_uk.shape[1], w_uk.shape[2]
+    lifted = q.new_empty(q.shape[0], q.shape[1], rank + q.shape[2] - nope)
+    torch.bmm(q[..., :nope].transpose(0, 1), w_uk, out=lifted[..., :rank].transpose(0, 1))
+    lifted[..., rank:] = q[..., nope:]
+    return lifted
+
+
+def values_of(context: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """[n, heads, r] -> [n, heads, dv]."""
+    _, w_uv = _projections(layer)
+    return torch.bmm(context.transpose(0, 1), w_uv).transpose(0, 1)
+
+
+def expand_contexts(
+    latent_rows: torch.Tensor, layer: AttentionLayer, rows: PrefillRows, page_table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys [L, heads, nope + rope] and values [L, heads, dv] of all contexts, packed as ``rows.kv_starts`` says.
+
+    Rows of this step are taken from ``latent_rows`` [N, r + rope], older ones from the cache.
+    """
+    w_uk, w_uv = _projections(layer)
+    heads, nope, rank = w_uk.shape
+    pool = layer.cache[0]
+    parts: list[torch.Tensor] = []
+    for sequence, first, count, prefix in rows.contexts:
+        if prefix:
+            pages = page_table[sequence, : -(-prefix // pool.shape[1])].long()
+            parts.append(pool[pages].flatten(0, 1)[:prefix])
+        parts.append(latent_rows[first : first + count])
+    latent = torch.cat(parts) if len(parts) > 1 else parts[0]
+    keys = latent.new_empty(latent.shape[0], heads, nope + latent.shape[1] - rank)
+    keys[..., :nope] = (latent[:, :rank] @ w_uk.reshape(heads * nope, rank).T).view(-1, heads, nope)
+    keys[..., nope:] = latent[:, None, rank:]
+    values = (latent[:, :rank] @ w_uv.transpose(0, 1).reshape(rank, -1)).view(latent.shape[0], heads, -1)
+    return keys, values

@@ -1,0 +1,126 @@
+"""What the ``triton`` backend works out once a batch: decode rows, and blocks of prefill rows."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from crossdock.errors import MisuseError
+from crossdock.types.batch import ForwardBatch
+
+from crossdock_attention.attention.triton.kernels.paged_decode import DECODE_BLOCK, LATENT_BLOCK, choose_splits
+from crossdock_attention.attention.triton.kernels.prefill import query_blocks
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecodeBuffers:
+    """Static storage of a captured decode bucket: every row is one sequence, unused rows have length 0."""
+
+    page_table: torch.Tensor
+    """[bucket, columns] int32."""
+    seq_lens: torch.Tensor
+    """[bucket] int32."""
+    splits: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecodeRows:
+    """Sequences with one query row each."""
+
+    rows: torch.Tensor | None
+    """[b] int64 query rows; None when they are all rows of the batch in order."""
+    page_table: torch.Tensor
+    seq_lens: torch.Tensor
+    splits: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PrefillRows:
+    """Sequences with several query rows."""
+
+    blocks: torch.Tensor
+    """[M, 4] int32, see ``query_blocks``."""
+    contexts: tuple[tuple[int, int, int, int], ...]
+    """(sequence, first row, rows, prefix) of each."""
+    kv_starts: torch.Tensor
+    """[B] int32: where each sequence's context starts when contexts are packed back to back; 0 for others."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TritonPlan:
+    decode: DecodeRows | None
+    prefill: PrefillRows | None
+    live_rows: int
+
+
+def make_plan(batch: ForwardBatch, page_tokens: int, kind: str, key_heads: int) -> TritonPlan:
+    """The plan of an eager batch.
+
+    Raises:
+        MisuseError: a sequence is longer than its row of the page table.
+    """
+    capacity = batch.page_table.shape[1] * page_tokens
+    if max(batch.seq_lens, default=0) > capacity:
+        raise MisuseError(
+            f"a sequence of {max(batch.seq_lens)} tokens does not fit its page table of {capacity} tokens"
+        )
+    device = batch.input_ids.device
+    singles: list[tuple[int, int]] = []
+    spans: list[tuple[int, int, int, int]] = []
+    row = 0
+    for sequence, (rows, length) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
+        if rows == 1:
+            singles.append((sequence, row))
+        elif rows > 1:
+            spans.append((sequence, row, rows, length - rows))
+        row += rows
+    return TritonPlan(
+        decode=_decode_rows(singles, batch, kind, key_heads, device) if singles else None,
+        prefill=_prefill_rows(spans, batch.num_sequences, device) if spans else None,
+        live_rows=row,
+    )
+
+
+def fill_buffers(batch: ForwardBatch, buffers: DecodeBuffers) -> TritonPlan:
+    """The plan of a captured decode step: copies the batch into the bucket's static storage.
+
+    Raises:
+        MisuseError: a sequence has several rows, or the batch does not fit the bucket.
+    """
+    bucket, columns = buffers.page_table.shape
+    size, width = batch.page_table.shape
+    if size > bucket or width > columns or any(rows != 1 for rows in batch.query_lens):
+        raise MisuseError(
+            f"a decode bucket of {bucket} rows and {columns} pages got {size} sequences with {width} pages and rows {batch.query_lens[:8]}"
+        )
+    buffers.page_table[:size, :width].copy_(batch.page_table)
+    buffers.seq_lens.zero_()
+    buffers.seq_lens[:size].copy_(torch.tensor(batch.seq_lens, dtype=torch.int32))
+    decode = DecodeRows(rows=None, page_table=buffers.page_table, seq_lens=buffers.seq_lens, splits=buffers.splits)
+    return TritonPlan(decode=decode, prefill=None, live_rows=bucket)
+
+
+def _decode_rows(
+    singles: list[tuple[int, int]], batch: ForwardBatch, kind: str, key_heads: int, device: torch.device
+) -> DecodeRows:
+    sequences, rows = [sequence for sequence, _ in singles], [row for _, row in singles]
+    lengths = [batch.seq_lens[sequence] for sequence in sequences]
+    everything = len(rows) == batch.num_rows and rows == list(range(len(rows)))
+    whole = len(sequences) == batch.page_table.shape[0]
+    return DecodeRows(
+        rows=None if everything else torch.tensor(rows, device=device),
+        page_table=batch.page_table if whole else batch.page_table[torch.tensor(sequences, device=device)],
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        splits=choose_splits(len(rows), key_heads, max(lengths), DECODE_BLOCK if kind == "gqa" else LATENT_BLOCK),
+    )
+
+
+def _prefill_rows(spans: list[tuple[int, int, int, int]], num_sequences: int, device: torch.device) -> PrefillRows:
+    starts, total = [0] * num_sequences, 0
+    for sequence, _, rows, prefix in spans:
+        starts[sequence] = total
+        total += rows + prefix
+    return PrefillRows(
+        blocks=torch.tensor(query_blocks(spans), dtype=torch.int32, device=device),
+        contexts=tuple(spans),
+        kv_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+    )

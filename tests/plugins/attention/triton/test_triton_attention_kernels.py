@@ -1,0 +1,115 @@
+"""The Triton attention kernels against their torch twins: interpreted where there is no GPU (fp32), compiled where there is one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="triton is not installed (extra `interpreter`)")
+
+from crossdock_attention.attention.triton.kernels.paged_decode import choose_splits, paged_decode
+from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
+from crossdock_attention.attention.triton.kernels.prefill import prefill, query_blocks
+from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+TOLERANCE = 2e-2 if ON_GPU else 2e-5
+"""bf16 weights of the softmax; fp32: another order of summation."""
+PAGE_TOKENS = 4
+
+
+def pools(pages: int, key_heads: int, dims: tuple[int, ...]) -> tuple[list[torch.Tensor], torch.Generator]:
+    """Random pools whose page 0 (scratch) is poisoned."""
+    generator = torch.Generator().manual_seed(pages)
+    made = []
+    for dim in dims:
+        pool = torch.randn(pages, PAGE_TOKENS, key_heads, dim, generator=generator)
+        pool[0] = float("nan")
+        made.append(pool.to(DEVICE, DTYPE))
+    return made, generator
+
+
+def table_of(lengths: list[int], generator: torch.Generator) -> torch.Tensor:
+    """Pages in random order, page 0 in unused columns."""
+    needed = [-(-length // PAGE_TOKENS) for length in lengths]
+    order = (torch.randperm(sum(needed), generator=generator) + 1).to(torch.int32)
+    table = torch.zeros(len(lengths), max([*needed, 1]) + 1, dtype=torch.int32)
+    for row, (count, pages) in enumerate(zip(needed, order.split(needed), strict=True)):
+        table[row, :count] = pages
+    return table.to(DEVICE)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("lengths", [[1], [3, 4, 5, 8, 9], [0, 70, 1], [130]])
+def test_gqa_decode_equals_a_dense_softmax_at_every_page_boundary(lengths: list[int], splits: int) -> None:
+    (k_pool, v_pool), generator = pools(60, 2, (16, 24))
+    table = table_of(lengths, generator)
+    q = torch.randn(len(lengths), 6, 16, generator=generator).to(DEVICE, DTYPE)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    got = paged_decode(q, k_pool, v_pool, table, seq_lens, 0.25, splits)
+    want = paged_decode_torch(q, k_pool, v_pool, table, seq_lens, 0.25)
+    torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("lengths", [[1, 33], [64, 0]])
+def test_mla_decode_takes_the_front_of_the_key_as_value(lengths: list[int]) -> None:
+    (latent,), generator = pools(40, 1, (40,))
+    table = table_of(lengths, generator)
+    q = torch.randn(len(lengths), 5, 40, generator=generator).to(DEVICE, DTYPE)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    got = paged_decode(q, latent, None, table, seq_lens, 0.2, 2, rope_dim=8)
+    want = paged_decode_torch(q, latent, latent[..., :32], table, seq_lens, 0.2)
+    torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_no_rows_decode_to_no_rows() -> None:
+    (k_pool, v_pool), _ = pools(3, 1, (16, 16))
+    empty = torch.empty(0, 2, 16, device=DEVICE, dtype=DTYPE)
+    table, lengths = torch.empty(0, 1, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
+    assert paged_decode(empty, k_pool, v_pool, table, lengths, 1.0, 1).shape == (0, 2, 16)
+
+
+@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 16), (24, 16)])
+def test_prefill_sees_its_prefix_and_nothing_after_itself(paged: bool, key_dim: int, value_dim: int) -> None:
+    (k_pool, v_pool), generator = pools(60, 2, (key_dim, value_dim))
+    rows, prefixes = [1, 20, 33, 5], [7, 0, 12, 61]
+    lengths = [row + prefix for row, prefix in zip(rows, prefixes, strict=True)]
+    table = table_of(lengths, generator)
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    q = torch.randn(sum(rows) + 3, 4, key_dim, generator=generator).to(DEVICE, DTYPE)
+    contexts = []
+    for sequence, length in enumerate(lengths):
+        pages = table[sequence, : -(-length // PAGE_TOKENS)].long()
+        contexts.append(tuple(pool[pages].flatten(0, 1)[:length] for pool in (k_pool, v_pool)))
+    spans = list(zip(range(4), starts, rows, prefixes, strict=True))
+    blocks = torch.tensor(query_blocks(spans, 16), dtype=torch.int32, device=DEVICE)
+    got = torch.zeros(q.shape[0], 4, value_dim, device=DEVICE, dtype=DTYPE)
+    want = got.clone()
+    if paged:
+        k, v = k_pool.flatten(0, 1), v_pool.flatten(0, 1)
+        prefill(q, k, v, got, blocks, 0.3, page_table=table, page_tokens=PAGE_TOKENS, block_rows=16)
+    else:
+        k, v = (torch.cat([context[i] for context in contexts]) for i in (0, 1))
+        firsts = torch.tensor([sum(lengths[:i]) for i in range(4)], dtype=torch.int32, device=DEVICE)
+        prefill(q, k, v, got, blocks, 0.3, kv_starts=firsts, block_rows=16)
+    prefill_torch(q, contexts, [(s, s + r) for s, r in zip(starts, rows, strict=True)], want, 0.3)
+    torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_query_blocks_cover_each_row_once_longest_context_first() -> None:
+    blocks = query_blocks([(0, 0, 300, 10), (1, 300, 1, 4000)])
+    assert blocks == [(1, 300, 1, 4000), (0, 256, 44, 266), (0, 128, 128, 138), (0, 0, 128, 10)]
+
+
+def test_splits_fill_the_device_without_cutting_below_a_block() -> None:
+    assert choose_splits(1, 4, 10_000, 64) == 64
+    assert choose_splits(256, 4, 10_000, 64) == 1
+    assert choose_splits(1, 4, 65, 64) == 2
+    assert choose_splits(1, 4, 1, 64) == 1
