@@ -219,7 +219,7 @@ def test_the_name_decides_whatever_the_order_of_installation(install: Install) -
 
 def test_a_declining_plugin_is_an_error_that_names_the_others(install: Install) -> None:
     install_padding(install, GOOD.replace("return Policy()", "return None"))
-    with pytest.raises(PluginDeclined, match="make_padding returned None.*cost"):
+    with pytest.raises(PluginDeclined, match=r"make_padding returned None.*cost"):
         build(load_plugin("padding", "mine"), PaddingPolicy, options={})
 
 
