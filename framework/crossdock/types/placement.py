@@ -105,16 +105,17 @@ class ExpertLoad:
 
     @property
     def num_layers(self) -> int:
-        return self.counts.shape[1]
+        return int(self.counts.shape[1])
 
     @property
     def num_logical_experts(self) -> int:
-        return self.counts.shape[2]
+        return int(self.counts.shape[2])
 
     @property
     def total(self) -> npt.NDArray[np.float64]:
         """[L, E]: counts summed over the steps."""
-        return self.counts[0] if len(self.counts) == 1 else self.counts.sum(axis=0)
+        total: npt.NDArray[np.float64] = self.counts[0] if len(self.counts) == 1 else self.counts.sum(axis=0)
+        return total
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -214,15 +215,15 @@ class Placement:
 
     @property
     def num_layers(self) -> int:
-        return self.physical_to_logical.shape[0]
+        return int(self.physical_to_logical.shape[0])
 
     @property
     def num_physical_experts(self) -> int:
-        return self.physical_to_logical.shape[1]
+        return int(self.physical_to_logical.shape[1])
 
     @property
     def num_logical_experts(self) -> int:
-        return self.replica_counts.shape[1]
+        return int(self.replica_counts.shape[1])
 
 
 def _check_slots(slots: npt.NDArray[np.int64], num_logical_experts: int) -> None:

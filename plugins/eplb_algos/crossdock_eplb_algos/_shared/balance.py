@@ -185,4 +185,4 @@ def _folded_counts(load: Floats, counts: Ints, num_gpus: int, target: Floats, ef
         effort.fold_donors,
     ).reshape(len(starts), *counts.shape)
     best = np.stack([folded_peak(load, option) for option in found]).argmin(axis=0)
-    return found[best, np.arange(len(load))]
+    return np.asarray(found[best, np.arange(len(load))])

@@ -27,12 +27,12 @@ def forecast_load(counts: Floats, name: ForecastName, *, decay: float, margin: f
     - ``auto``: ``margin``'s rule with the decay, for the whole model, that would have predicted the newest steps best.
     """
     if name == "sum" or len(counts) == 1:
-        return counts.sum(axis=0)
+        return np.asarray(counts.sum(axis=0))
     if name == "last":
-        return counts[-1]
+        return np.asarray(counts[-1])
     shares = counts / np.maximum(counts.sum(axis=2, keepdims=True), 1e-30)
     if name == "mean":
-        return shares.mean(axis=0)
+        return np.asarray(shares.mean(axis=0))
     if name == "auto":
         decay = _best_decay(shares)
     mean = _weighted(shares, decay)

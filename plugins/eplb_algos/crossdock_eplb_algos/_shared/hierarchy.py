@@ -158,7 +158,7 @@ def _swap_once(
     chosen, a, b = np.flatnonzero(good), a[good], b[good]
     at_node[layers[chosen], mine[chosen, a]] = light[chosen]
     at_node[layers[chosen], theirs[chosen, b]] = heavy[chosen]
-    return good
+    return np.asarray(good)
 
 
 def broken_rules(num_experts: int, topology: Topology) -> str:

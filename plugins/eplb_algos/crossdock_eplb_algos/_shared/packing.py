@@ -20,11 +20,11 @@ class Packing:
 
     def gpu_loads(self) -> Floats:
         """[L, G]."""
-        return self.loads.sum(axis=2)
+        return np.asarray(self.loads.sum(axis=2))
 
     def max_load(self) -> Floats:
         """[L] load of the fullest GPU."""
-        return self.gpu_loads().max(axis=1)
+        return np.asarray(self.gpu_loads().max(axis=1))
 
     def rows(self, layers: Ints) -> Packing:
         """A copy of some layers (an index with repeats is fine)."""
@@ -82,7 +82,7 @@ def deal_sorted(experts: Ints, loads: Floats, num_gpus: int) -> Packing:
     """
     num_layers = len(experts)
     rows = layer_index(num_layers)
-    experts, loads = (items.reshape(num_layers, -1, num_gpus) for items in (experts, loads))
+    experts, loads = experts.reshape(num_layers, -1, num_gpus), loads.reshape(num_layers, -1, num_gpus)
     packing = Packing(
         experts=np.ascontiguousarray(experts.transpose(0, 2, 1)), loads=np.ascontiguousarray(loads.transpose(0, 2, 1))
     )
@@ -102,7 +102,7 @@ def deal_sorted(experts: Ints, loads: Floats, num_gpus: int) -> Packing:
 def has_twins(experts: Ints) -> Bools:
     """[...]: True where the last axis holds an expert twice."""
     ordered = np.sort(experts, axis=-1)
-    return (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
+    return np.asarray((ordered[..., 1:] == ordered[..., :-1]).any(axis=-1))
 
 
 def separate_copies(packing: Packing, layers: Ints) -> None:
@@ -139,7 +139,7 @@ def _swap_one_twin(packing: Packing, layers: Ints, gpu: Ints) -> Bools:
         mine, theirs = array[layers, gpu, slot].copy(), array[layers, other_gpu, other_slot].copy()
         array[layers, gpu, slot] = theirs
         array[layers, other_gpu, other_slot] = mine
-    return possible
+    return np.asarray(possible)
 
 
 def _deal_by_expert(packing: Packing, layers: Ints) -> None:

@@ -131,4 +131,4 @@ def apply_exchange(packing: Packing, layers: Ints, first: Ints, second: Ints, nu
     fine = ~has_twins(new_experts.reshape(-1, 2, num_slots)).any(axis=1)
     place, source = place[fine], source[fine]
     experts[place], loads[place] = new_experts[fine], loads[source]
-    return fine
+    return np.asarray(fine)

@@ -1,0 +1,1 @@
+"""Kernels that several replica pickers use."""
