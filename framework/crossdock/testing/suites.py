@@ -7,16 +7,37 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TypeAlias
 
-from crossdock.registry import InstalledPlugin
+from crossdock.groups import resolve_sizes
+from crossdock.plugin_call import call_hook
+from crossdock.registry import InstalledPlugin, load_plugin
 from crossdock.testing import common_conformance
-from crossdock.testing.conformance import Check, CheckResult, Outcome, PluginCase, run_check
+from crossdock.testing.conformance import Check, CheckResult, NotCheckable, Outcome, PluginCase, run_check
 from crossdock.testing.world import RankPool
+from crossdock.types.capability import Environment, Refusal
 
 PoolOf: TypeAlias = Callable[[int], RankPool]
 
 
 def _padding() -> tuple[Check, ...]:
     from crossdock.testing.padding_conformance import CHECKS
+
+    return CHECKS
+
+
+def _dispatcher() -> tuple[Check, ...]:
+    from crossdock.testing.dispatcher_conformance import CHECKS
+
+    return CHECKS
+
+
+def _experts() -> tuple[Check, ...]:
+    from crossdock.testing.experts_conformance import CHECKS
+
+    return CHECKS
+
+
+def _expert_location() -> tuple[Check, ...]:
+    from crossdock.testing.picker_conformance import CHECKS
 
     return CHECKS
 
@@ -68,7 +89,10 @@ SUITES: Mapping[str, Callable[[], tuple[Check, ...]]] = MappingProxyType(
         "padding": _padding,
         "dispatcher": _dispatcher,
         "experts": _experts,
+        "dispatcher": _dispatcher,
+        "experts": _experts,
         "strategy": _strategy,
+        "expert_location": _expert_location,
         "expert_location": _expert_location,
         "eplb_algo": _eplb_algo,
         "rebalance_policy": _rebalance_policy,
@@ -81,7 +105,24 @@ SUITES: Mapping[str, Callable[[], tuple[Check, ...]]] = MappingProxyType(
 def checks_of(point: str) -> tuple[Check, ...]:
     """Everything that is checked of a plugin of this point."""
     own = SUITES[point]() if point in SUITES else ()
-    return (*common_conformance.CHECKS, *own)
+    return (*common_conformance.CHECKS, *(_on_this_machine(check) for check in own))
+
+
+def _on_this_machine(check: Check) -> Check:
+    """The check, not made where the plugin's devices are absent: the suites run on a CPU."""
+
+    def run(case: PluginCase) -> None:
+        env = Environment(device="cpu", sizes=resolve_sizes(ranks=1), dtype="float32", max_rows_per_rank=512)
+        hook = f"{case.point}_capabilities"
+        answer = call_hook(load_plugin(case.point, case.name), hook, options=case.options, env=env)
+        if isinstance(answer, Refusal):
+            raise NotCheckable(answer.sentence)
+        devices: frozenset[str] = getattr(answer, "devices", frozenset({"cpu"}))
+        if "cpu" not in devices:
+            raise NotCheckable(f"runs on {', '.join(sorted(devices))} only")
+        check.run(case)
+
+    return Check(name=check.name, run=run)
 
 
 @contextmanager
