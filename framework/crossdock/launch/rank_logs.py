@@ -58,9 +58,8 @@ def set_up_logs(*, rank: int | None, log_file: Path | None, level: int = logging
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                structlog.processors.KeyValueRenderer(
-                    key_order=["timestamp", "level", "rank", "event"], drop_missing=True
+                structlog.dev.ConsoleRenderer(
+                    colors=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
                 ),
             ],
         )

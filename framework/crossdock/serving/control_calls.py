@@ -26,6 +26,7 @@ class _Call:
     waiting: set[int]
     done: asyncio.Future[None]
     replies: dict[int, ControlReply] = attrs.Factory(dict)
+    was_woken_for: bool = False
 
 
 @attrs.define(eq=False)
@@ -36,8 +37,14 @@ class ControlCalls:
     _ids: itertools.count[int] = attrs.Factory(itertools.count)
 
     @property
-    def num_open(self) -> int:
-        return len(self._open)
+    def need_wake(self) -> bool:
+        """Ranks may have parked before a verb reached them; one wake after it is enough, since each link keeps order."""
+        return any(not call.was_woken_for for call in self._open.values())
+
+    def woken(self) -> None:
+        """A wake went out after every verb that is open now."""
+        for call in self._open.values():
+            call.was_woken_for = True
 
     async def call(
         self, sender: RankSender, leaders: Sequence[int], verb: str, arguments: Mapping[str, Any], timeout_s: float

@@ -233,16 +233,19 @@ class EngineClient:
         for replica in self.replicas:
             if replica.leader == message.rank:
                 replica.progressed()
-        if self._sinks or self._calls.num_open:
+        if self._sinks or self._calls.need_wake:
             await self._wake_if_parked()
 
     async def _wake_if_parked(self) -> None:
         wake = self._park.wake()
         if wake is not None:
+            self._calls.woken()
             await self.sender.send_all(self.ranks, wake)
 
     def _fatal(self, message: Fatal) -> None:
         """A rank says why it ends; its exit follows and the supervisor decides."""
+        if message in self._fatals:
+            return
         _LOG.error("rank ends", rank=message.rank, reason=message.message, culprit_rank=message.culprit_rank)
         self._fatals.append(message)
         self.fail(self.cause or message.message)

@@ -84,7 +84,7 @@ def local_rank_range(config: Config) -> range:
     return range(launch.node_rank * share, (launch.node_rank + 1) * share)
 
 
-def make_job(config: Config, *, rank_module: str = RANK_MODULE) -> Job:
+def make_job(config: Config) -> Job:
     """Binds everything that must be bound before anybody is told of it, and prepares machine 0's ranks.
 
     Raises:
@@ -106,9 +106,7 @@ def make_job(config: Config, *, rank_module: str = RANK_MODULE) -> Job:
     address = StoreAddress(host=host, port=0 if listener is None else listener.getsockname()[1], prefix=run_id)
     has_key_file = bool(config.launch.link_key_file)
     info = JoinInfo(run_id=run_id, link_endpoint=link.endpoint, link_secret=None if has_key_file else secret)
-    commands = rank_commands(
-        config, ranks, folder=folder, store=address, link_endpoint=link.endpoint, secret=secret, rank_module=rank_module
-    )
+    commands = rank_commands(config, ranks, folder=folder, store=address, link_endpoint=link.endpoint, secret=secret)
     return Job(folder=folder, link=link, supervisor=Supervisor(commands=commands), listener=listener, join_info=info)
 
 
@@ -143,7 +141,6 @@ def rank_commands(
     store: StoreAddress,
     link_endpoint: str,
     secret: str | None,
-    rank_module: str = RANK_MODULE,
     local_ranks: int | None = None,
 ) -> list[RankCommand]:
     """Commands that start ``ranks`` on this machine; writes a start file for each into ``folder``.
@@ -165,7 +162,7 @@ def rank_commands(
         )
         path = write_rank_spec(folder, spec)
         commands.append(
-            RankCommand(rank=rank, argv=(sys.executable, "-m", rank_module, str(path)), environment=environment)
+            RankCommand(rank=rank, argv=(sys.executable, "-m", RANK_MODULE, str(path)), environment=environment)
         )
     return commands
 

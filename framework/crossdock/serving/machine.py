@@ -16,7 +16,7 @@ from crossdock.errors import RankLost
 from crossdock.launch.rendezvous import StoreAddress
 from crossdock.launch.runtime_folder import make_runtime_folder
 from crossdock.launch.supervisor import RankExit, Supervisor
-from crossdock.serving.job import RANK_MODULE, JoinInfo, joined_info, local_rank_range, rank_commands
+from crossdock.serving.job import JoinInfo, joined_info, local_rank_range, rank_commands
 from crossdock.serving.link_keys import link_keys, read_link_secret
 from crossdock.serving.messages import encode_message
 from crossdock.serving.rank_link import LINGER_MS, connect_dealer
@@ -27,7 +27,7 @@ from crossdock.types.link import Fatal
 STOP_S = 10.0
 
 
-async def run_machine(config: Config, *, rank_module: str = RANK_MODULE) -> int:
+async def run_machine(config: Config) -> int:
     """Runs this machine's ranks until the job ends. Returns 0 when all of them ended in order.
 
     Raises:
@@ -40,14 +40,12 @@ async def run_machine(config: Config, *, rank_module: str = RANK_MODULE) -> int:
         address, info = await joined_info(config)
         folder = make_runtime_folder()
         try:
-            return await _run_ranks(config, address, info, folder, signals, rank_module)
+            return await _run_ranks(config, address, info, folder, signals)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _run_ranks(
-    config: Config, address: StoreAddress, info: JoinInfo, folder: Path, signals: Signals, rank_module: str
-) -> int:
+async def _run_ranks(config: Config, address: StoreAddress, info: JoinInfo, folder: Path, signals: Signals) -> int:
     secret = read_link_secret(Path(config.launch.link_key_file)) if info.link_secret is None else info.link_secret
     ranks = local_rank_range(config)
     supervisor = Supervisor(
@@ -58,7 +56,6 @@ async def _run_ranks(
             store=address,
             link_endpoint=info.link_endpoint,
             secret=secret,
-            rank_module=rank_module,
         )
     )
     link = _connect(config.launch.node_rank, info.link_endpoint, secret)

@@ -53,10 +53,14 @@ def culprit_of(error: CrossdockError) -> int | None:
 
 def main(argv: Sequence[str]) -> int:
     """Entry of the process."""
-    # Imported here: the link and the parent's death are set up before torch is.
+    return run_rank_process(Path(argv[1]), _model_rank)
+
+
+def _model_rank(spec: RankSpec, link: RankLink) -> None:
+    # Imported here: parent's death and link are set up before torch is, and a broken import is reported like any fault.
     from crossdock.serving.rank_body import run_model_rank
 
-    return run_rank_process(Path(argv[1]), run_model_rank)
+    run_model_rank(spec, link)
 
 
 if __name__ == "__main__":

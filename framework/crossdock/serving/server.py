@@ -46,9 +46,8 @@ async def serve(config: Config, make_job: Callable[[], Job]) -> int:
     listener = bind_http_socket(config.server.host, config.server.port)
     signals = Signals()
     with contextlib.closing(listener), signals.handled():
-        lines.done(
-            f"configuration: {', '.join(plan.selection.lines()) if hasattr(plan.selection, 'lines') else 'checked'}"
-        )
+        chosen = ", ".join(f"{plugin.point} {plugin.name}" for plugin in plan.selection.plugins)
+        lines.done(f"configuration and plugins: {chosen}")
         job = make_job()
         try:
             frontend = make_frontend(config, plan, job.link)
@@ -73,7 +72,8 @@ class Server:
         async with self._http(listener), self._background():
             url = _url(listener)
             await self.job.start()
-            self.lines.done(f"{self.config.parallel.ranks} ranks started, HTTP on {url}")
+            self.frontend.info["pids"] = {str(rank): pid for rank, pid in self.job.supervisor.pids.items()}
+            self.lines.done(f"rank processes started ({len(self.job.supervisor.pids)} here), HTTP on {url}")
             try:
                 if not await self._until_ready():
                     return 128 + self.signals.received[0]

@@ -94,8 +94,10 @@ async def get_loads(request: web.Request) -> web.Response:
 async def get_server_info(request: web.Request) -> web.Response:
     """Resolved config, plugins, versions and process map."""
     frontend = request.app[FRONTEND]
-    ranks = {str(rank): ready.receipt for rank, ready in sorted(frontend.engine.ready.items())}
-    return json_response({**frontend.info, "phase": frontend.phase.value, "ranks": ranks})
+    first = frontend.engine.ready.get(0)
+    receipt = {} if first is None else first.receipt
+    chosen = {name: receipt.get(name) for name in ("plugins", "groups", "versions", "capacity", "hardware")}
+    return json_response({**frontend.info, "phase": frontend.phase.value, **chosen})
 
 
 async def get_receipt(request: web.Request) -> web.Response:

@@ -26,7 +26,7 @@ def torchrun_place(config: Config) -> TorchrunEnvironment:
     return read_torchrun_environment(os.environ, expected_ranks=config.parallel.ranks)
 
 
-def make_torchrun_job(config: Config, place: TorchrunEnvironment, *, rank_module: str = RANK_MODULE) -> Job:
+def make_torchrun_job(config: Config, place: TorchrunEnvironment) -> Job:
     """Rank 0's job: one rank as a child of this process, the others come by themselves and find the link in the store.
 
     Raises:
@@ -53,7 +53,6 @@ def make_torchrun_job(config: Config, place: TorchrunEnvironment, *, rank_module
         store=address,
         link_endpoint=link.endpoint,
         secret=secret,
-        rank_module=rank_module,
         local_ranks=place.local_ranks,
     )
     info = JoinInfo(run_id=address.prefix, link_endpoint=link.endpoint, link_secret=secret)
@@ -68,7 +67,7 @@ def make_torchrun_job(config: Config, place: TorchrunEnvironment, *, rank_module
     )
 
 
-def become_rank(config: Config, place: TorchrunEnvironment, *, rank_module: str = RANK_MODULE) -> None:
+def become_rank(config: Config, place: TorchrunEnvironment) -> None:
     """Turns this process into its rank: waits for rank 0's link, then replaces the program. Returns only by an error.
 
     Raises:
@@ -91,7 +90,7 @@ def become_rank(config: Config, place: TorchrunEnvironment, *, rank_module: str 
         config_json=config_json(config),
     )
     path = write_rank_spec(folder, spec)
-    os.execv(sys.executable, [sys.executable, "-m", rank_module, str(path)])
+    os.execv(sys.executable, [sys.executable, "-m", RANK_MODULE, str(path)])
 
 
 def store_address(place: TorchrunEnvironment) -> StoreAddress:

@@ -174,9 +174,9 @@ class FakeEngine:
                 self.is_parked = self.step > woken
                 for replica in self.replicas:
                     await self._emit(Parked(rank=replica.attn_dp_rank, step=self.step))
-                continue
-            for replica in self.replicas:
-                await self._emit(Outputs(outputs=replica.step(), load=replica.load(self.step)))
+            else:
+                for replica in self.replicas:
+                    await self._emit(Outputs(outputs=replica.step(), load=replica.load(self.step)))
             await asyncio.sleep(0)
 
     async def _take(self, rank: int, message: Incoming, woken: int) -> int:

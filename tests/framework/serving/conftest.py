@@ -22,6 +22,7 @@ from crossdock.serving.router import make_router
 from crossdock.serving.tokenizer import load_tokenizer
 from crossdock.testing.fake_engine import FakeEngine, FakeReplica, TokenRule, echo_token
 from crossdock.testing.text_model import write_text_model
+from crossdock.types.request import EngineRequest
 
 MODEL = "tiny"
 LIMIT_S = 30.0
@@ -51,6 +52,17 @@ class FakeServer:
             assert response.status == 200, await response.text()
             text = await response.text()
         return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+
+    def freeze_at(self, position: int) -> None:
+        """The step loop stands still once an output has ``position`` tokens, until ``engine.running`` is set again."""
+
+        def rule(request: EngineRequest, place: int) -> int:
+            if place == position:
+                self.engine.running.clear()
+            return echo_token(request, place)
+
+        for replica in self.engine.replicas:
+            replica.rule = rule
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Gives way to other tasks until ``condition`` holds; the scenario's time limit ends a wait for ever."""

@@ -271,9 +271,9 @@ def test_hanging_up_aborts_every_sample(run_server: RunServer, stream: bool) -> 
 def test_hanging_up_in_the_middle_of_a_stream_aborts(run_server: RunServer, long_model: Path) -> None:
     async def scenario(server: Any) -> None:
         replica = server.engine.replicas[0]
+        server.freeze_at(10)
         response = await server.client.post(PATH, json={"prompt": [70], "max_tokens": 1000, "stream": True})
         await response.content.readany()
-        server.engine.running.clear()
         response.close()
         server.engine.running.set()
         await server.until(lambda: len(replica.aborted) == 1)
