@@ -42,24 +42,6 @@ def _expert_location() -> tuple[Check, ...]:
     return CHECKS
 
 
-def _dispatcher() -> tuple[Check, ...]:
-    from crossdock.testing.dispatcher_conformance import CHECKS
-
-    return CHECKS
-
-
-def _experts() -> tuple[Check, ...]:
-    from crossdock.testing.experts_conformance import CHECKS
-
-    return CHECKS
-
-
-def _expert_location() -> tuple[Check, ...]:
-    from crossdock.testing.picker_conformance import CHECKS
-
-    return CHECKS
-
-
 def _strategy() -> tuple[Check, ...]:
     from crossdock.testing.strategy_conformance import CHECKS
 
@@ -89,10 +71,7 @@ SUITES: Mapping[str, Callable[[], tuple[Check, ...]]] = MappingProxyType(
         "padding": _padding,
         "dispatcher": _dispatcher,
         "experts": _experts,
-        "dispatcher": _dispatcher,
-        "experts": _experts,
         "strategy": _strategy,
-        "expert_location": _expert_location,
         "expert_location": _expert_location,
         "eplb_algo": _eplb_algo,
         "rebalance_policy": _rebalance_policy,
