@@ -1,0 +1,36 @@
+"""Row counts of every rank by layout."""
+
+from __future__ import annotations
+
+import pytest
+from crossdock.dispatch_layout import dispatch_step, rows_of_rank
+from crossdock.groups import resolve_sizes
+from crossdock.types.layout import ATTN_ROWS, FULL_ROWS, LOCAL_ROWS, Layout
+from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
+
+SIZES = resolve_sizes(ranks=4, attn_dp_size=2, attn_tp_size=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "counts"),
+    [(FULL_ROWS, (6, 6, 6, 6)), (ATTN_ROWS, (4, 4, 2, 2)), (LOCAL_ROWS, (2, 2, 1, 1))],
+)
+def test_replicas_with_4_and_2_rows(layout: Layout, counts: tuple[int, ...]) -> None:
+    assert tuple(rows_of_rank(layout, (4, 2), rank, SIZES) for rank in range(4)) == counts
+
+
+def test_a_step_says_how_many_rows_every_rank_brings() -> None:
+    plan = StepPlan(
+        step=1,
+        eplb_pass=0,
+        live_tokens=(3, 0),
+        padded_tokens=(4, 2),
+        padding_mode=PaddingMode.SUM_LEN,
+        forward_mode=ForwardMode.DECODE,
+        dispatch_mode=DispatchMode.LOW_LATENCY,
+        overlap=False,
+        overlap_reason="",
+        bucket=4,
+    )
+    step = dispatch_step(plan, LOCAL_ROWS, SIZES, epoch=2)
+    assert (step.source_counts, step.mode, step.bucket, step.epoch) == ((2, 2, 1, 1), DispatchMode.LOW_LATENCY, 4, 2)
