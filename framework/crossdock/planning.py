@@ -131,10 +131,8 @@ def score_planner(
     algo.plan(ExpertLoad(counts=parts[0]), topology, None)
     for index in range(plans):
         load = ExpertLoad(counts=np.stack(parts[max(0, index + 1 - history) : index + 1]))
-        for _ in range(max(1, repeat)):
-            start = time.thread_time_ns()
-            placement = algo.plan(load, topology, current)
-            times_ms.append((time.thread_time_ns() - start) / 1e6)
+        placement, elapsed_ms = _timed(algo, load, topology, current)
+        times_ms += [elapsed_ms, *(_timed(algo, load, topology, current)[1] for _ in range(repeat - 1))]
         made.append(placement)
         current = placement if chain else None
         progress()
@@ -152,3 +150,9 @@ def score_planner(
         moved_slots_mean=float(np.mean(moved)) if moved else None,
         bound_mean=float(np.mean([balancedness_bound(parts[index], topology) for index in range(plans)])),
     )
+
+
+def _timed(algo: EplbAlgo, load: ExpertLoad, topology: Topology, current: Placement | None) -> tuple[Placement, float]:
+    start = time.thread_time_ns()
+    placement = algo.plan(load, topology, current)
+    return placement, (time.thread_time_ns() - start) / 1e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +84,7 @@ def bench_plan(
 
 
 @contextlib.contextmanager
-def _progress(plans: int) -> Iterator[Callable[[], None]]:
+def _progress(plans: int) -> Generator[Callable[[], None]]:
     """A progress bar over plans on a terminal, when there are many."""
     if plans < _LONG_PLANS or not sys.stderr.isatty():
         yield lambda: None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import attrs
 import numpy as np
@@ -26,10 +26,19 @@ class Content:
     value: Any
 
     @property
+    def mapping(self) -> Mapping[str, Any] | None:
+        """The value when it is a mapping."""
+        return self.value if _is_mapping(self.value) else None
+
+    @property
+    def records(self) -> list[Mapping[str, Any]] | None:
+        """The value when it is a list of mappings, not an empty one."""
+        return self.value if _are_records(self.value) else None
+
+    @property
     def keys(self) -> tuple[str, ...]:
-        return (
-            tuple(str(key) for key in self.value) if isinstance(self.value, Mapping) else ()
-        )
+        """Keys of a mapping, none of anything else."""
+        return tuple(str(key) for key in self.mapping or ())
 
     def array(self, key: str, *, dims: Sequence[int], integer: bool) -> npt.NDArray[Any]:
         """The array under ``key`` with one of so many dimensions; int64 or float64."""
@@ -38,6 +47,14 @@ class Content:
     def fail(self, message: str) -> LoadFileError:
         """The error to raise about this content."""
         return LoadFileError(f"{self.where}: {message}")
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _are_records(value: object) -> TypeGuard[list[Mapping[str, Any]]]:
+    return isinstance(value, list) and bool(value) and all(map(_is_mapping, cast("list[object]", value)))
 
 
 def read_content(source: str | Path) -> Content:

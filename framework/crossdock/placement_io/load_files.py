@@ -53,10 +53,10 @@ def read_load(sources: Sequence[str | Path]) -> ExpertLoad:
 
 def _step_counts(content: Content) -> Counts:
     """[steps, L, E] of one file."""
-    if isinstance(content.value, list) and content.value and all(isinstance(row, Mapping) for row in content.value):
-        return _vllm_counts(content, cast("list[Mapping[str, Any]]", content.value))
-    if isinstance(content.value, Mapping):
-        key = next((key for key in _STEP_KEYS if key in content.value), None)
+    if content.records is not None:
+        return _vllm_counts(content, content.records)
+    if content.mapping is not None:
+        key = next((key for key in _STEP_KEYS if key in content.keys), None)
         if key is None:
             raise content.fail(
                 f"no counts: expected one of the keys {', '.join(_STEP_KEYS)} or records, found"
@@ -124,6 +124,7 @@ def _logical(physical: Counts, slots: npt.NDArray[np.int64], *, where: str) -> C
             f"{where}: counts of shape {list(physical.shape)} do not fit a slot map of shape {list(slots.shape)}"
         )
     num_layers, num_experts = len(slots), int(slots.max(initial=0)) + 1
-    flat = np.arange(num_layers)[:, None] * num_experts + slots
-    summed: Counts = np.bincount(flat.ravel(), weights=physical.ravel(), minlength=num_layers * num_experts)
-    return summed.reshape(num_layers, num_experts)
+    rows = np.arange(num_layers, dtype=np.int64)[:, None]
+    logical = np.zeros((num_layers, num_experts))
+    np.add.at(logical, (rows, slots), physical)
+    return logical

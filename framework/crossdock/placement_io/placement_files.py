@@ -69,12 +69,11 @@ def read_placement(
 
 def _slots(content: Content, num_layers: int | None) -> tuple[Slots, int | None, npt.NDArray[np.bool_] | None]:
     """Slot map [L, P], number of experts where the content states it, and living slots [P] where not all are."""
-    value = content.value
-    if isinstance(value, Mapping):
-        return _from_mapping(content, cast("Mapping[str, Any]", value))
-    if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        return _from_schedule(content, cast("list[Mapping[str, Any]]", value)), None, None
-    slots = as_array(value, where=content.where, dims=(1, 2), integer=True)
+    if content.mapping is not None:
+        return _from_mapping(content, content.mapping)
+    if content.records is not None:
+        return _from_schedule(content, content.records), None, None
+    slots = as_array(content.value, where=content.where, dims=(1, 2), integer=True)
     return (np.tile(slots, (num_layers or 1, 1)) if slots.ndim == 1 else slots), None, None
 
 
@@ -155,7 +154,7 @@ def write_placement(
 def _save_torch(path: Path, placement: Placement) -> None:
     import torch
 
-    torch.save({MAP_KEY: torch.from_numpy(placement.physical_to_logical)}, path)
+    torch.save({MAP_KEY: torch.tensor(placement.physical_to_logical.tolist(), dtype=torch.int64)}, path)
 
 
 def placement_document(placement: Placement, origin: Origin) -> dict[str, Any]:

@@ -10,6 +10,11 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+def numbers(count: int) -> Ints:
+    """0, 1, ..., count - 1."""
+    return np.arange(count, dtype=np.int64)
+
+
 def layer_index(num_layers: int) -> Ints:
     """Column of layer numbers [L, 1], to index [L, k] picks in an [L, n] array."""
-    return np.arange(num_layers, dtype=np.int64)[:, None]
+    return numbers(num_layers)[:, None]

@@ -7,7 +7,7 @@ from typing import Final, Literal
 import attrs
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Floats, Ints
+from crossdock_eplb_algos._shared.arrays import Floats, Ints, numbers
 from crossdock_eplb_algos._shared.counts import greedy_counts, max_copies, threshold_counts
 from crossdock_eplb_algos._shared.fold import folded_peak, search_folded_counts
 from crossdock_eplb_algos._shared.packing import Packing, deal, stacked
@@ -106,7 +106,7 @@ def _searched_packing(load: Floats, counts: Ints, num_gpus: int, mean: Floats, e
     """Three slots a GPU or more: greedy counts, threshold counts where those pack badly, exchanges, then trades."""
     packing = deal(load, counts, num_gpus)
     num_layers, slots_a_gpu = len(load), packing.experts.shape[2]
-    layers = np.arange(num_layers)
+    layers = numbers(num_layers)
     far = np.flatnonzero(packing.max_load() > mean * (1 + _FAR / slots_a_gpu))
     if far.size:
         second, other, other_counts = _try_thresholds(packing, load, counts, mean, far, effort)
@@ -121,7 +121,7 @@ def _searched_packing(load: Floats, counts: Ints, num_gpus: int, mean: Floats, e
         peak = packing.max_load()
         better = np.flatnonzero(peak[num_layers:] < peak[layers[num_layers:]])
         packing.overwrite(layers[num_layers:][better], packing.rows(num_layers + better))
-        packing = packing.rows(np.arange(num_layers))
+        packing = packing.rows(numbers(num_layers))
     return packing
 
 
@@ -146,7 +146,7 @@ def _try_thresholds(
     options, penalty = _other_counts(load[layers], num_slots, num_gpus, effort)
     dealt = deal(np.tile(load[layers], (len(options), 1)), options.reshape(-1, load.shape[1]), num_gpus)
     peaks = dealt.max_load().reshape(penalty.shape) + penalty
-    best, row = peaks.argmin(axis=0), np.arange(layers.size)
+    best, row = peaks.argmin(axis=0), numbers(layers.size)
     found, found_counts = dealt.rows(best * layers.size + row), options[best, row]
     clear = peaks[best, row] < peak[layers] * (1 - _CLEARLY)
     packing.overwrite(layers[clear], found.rows(np.flatnonzero(clear)))
@@ -175,7 +175,7 @@ def _folded_counts(load: Floats, counts: Ints, num_gpus: int, target: Floats, ef
         options, penalty = _other_counts(load, 2 * num_gpus, num_gpus, effort)
         peaks = np.stack([folded_peak(load, option) for option in options]) + penalty
         order = np.argsort(peaks, axis=0, kind="stable")[: effort.fold_starts]
-        starts += [options[choice, np.arange(len(load))] for choice in order]
+        starts += [options[choice, numbers(len(load))] for choice in order]
     found = search_folded_counts(
         np.tile(load, (len(starts), 1)),
         np.concatenate(starts),
@@ -185,4 +185,4 @@ def _folded_counts(load: Floats, counts: Ints, num_gpus: int, target: Floats, ef
         effort.fold_donors,
     ).reshape(len(starts), *counts.shape)
     best = np.stack([folded_peak(load, option) for option in found]).argmin(axis=0)
-    return np.asarray(found[best, np.arange(len(load))])
+    return np.asarray(found[best, numbers(len(load))])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, numbers
 from crossdock_eplb_algos._shared.order import rising
 from crossdock_eplb_algos._shared.packing import Packing
 from crossdock_eplb_algos._shared.slots import membership
@@ -44,7 +44,7 @@ def fewest_moves(packing: Packing, load: Floats, counts: Ints, aim: Floats, enou
     num_layers, num_gpus, num_slots = packing.experts.shape
     mean = np.maximum(load.sum(axis=1) / num_gpus, 1e-30)
     home = membership(packing.experts, load.shape[1])
-    layers = np.arange(num_layers)
+    layers = numbers(num_layers)
     moves = np.zeros(num_layers, dtype=np.int64)
     peak = packing.max_load()
     best, best_counts, best_cost = packing.rows(layers), counts.copy(), peak / mean
@@ -52,9 +52,9 @@ def fewest_moves(packing: Packing, load: Floats, counts: Ints, aim: Floats, enou
         layers = layers[peak[layers] > enough[layers]]
         if not layers.size:
             break
-        left = (
-            np.full(layers.size, _NOT) if limits.max_moves is None else limits.max_moves[layers] - moves[layers] + 0.0
-        )
+        left = np.full(layers.size, _NOT, dtype=np.float64)
+        if limits.max_moves is not None:
+            left[:] = limits.max_moves[layers] - moves[layers]
         done, spent = _act(packing, load, counts, aim, home, layers, left, num_gpus // 4)
         stuck = np.flatnonzero(~done)
         if stuck.size:
@@ -67,7 +67,7 @@ def fewest_moves(packing: Packing, load: Floats, counts: Ints, aim: Floats, enou
         improved = layers[better]
         best.overwrite(improved, packing.rows(improved))
         best_counts[improved], best_cost[improved] = counts[improved], cost[better]
-    packing.overwrite(np.arange(num_layers), best)
+    packing.overwrite(numbers(num_layers), best)
     counts[:] = best_counts
 
 
@@ -116,7 +116,7 @@ def _best_swaps(
 
     Returns GPU, slot, other GPU and other slot [n, 4], the squared overload after it [n] (infinite: none), its moves [n].
     """
-    row = np.arange(layers.size)
+    row = numbers(layers.size)
     order = rising(gpu_load)
     top, light = order[:, -1], order[:, : min(max(_FEWEST_PARTNERS, num_partners), order.shape[1] - 1)]
     at = layers[:, None, None]
@@ -137,7 +137,8 @@ def _best_swaps(
     same = experts[..., None] == mine[:, :, None, :]
     after[same.any(axis=2)[:, :, None, :] | same.any(axis=3)[..., None] | (moves > left[:, None, None, None])] = np.inf
     score = (now[:, None, None, None] - after) / np.maximum(moves, 0.5)
-    partner, slot, own = np.unravel_index(score.reshape(layers.size, -1).argmax(axis=1), after.shape[1:])
+    partner, rest_of = np.divmod(score.reshape(layers.size, -1).argmax(axis=1), after[0, 0].size)
+    slot, own = np.divmod(rest_of, after.shape[3])
     swap = np.stack((top, own, light[row, partner], slot), axis=1)
     return swap, after[row, partner, slot, own], moves[row, partner, slot, own].astype(np.int64)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index, numbers
 from crossdock_eplb_algos._shared.order import falling, rising
 
 
@@ -27,9 +27,9 @@ def picked_copies(load: Floats, spare: int, most: int) -> Ints:
     """
     hottest = falling(load)[:, : min(spare, load.shape[1])]
     # Extra copy k of the expert at rank r is picked only after (r + 1) * k - 1 others: the pairs below suffice.
-    copy, rank = (
-        axis.ravel() for axis in np.mgrid[1 : min(spare, most - 1) + 1, 0 : hottest.shape[1]].astype(np.int64)
-    )
+    width = hottest.shape[1]
+    copy, rank = np.divmod(numbers(min(spare, most - 1) * width), width)
+    copy += 1
     possible = (rank + 1) * copy <= spare
     copy, rank = copy[possible], rank[possible]
     value = np.take_along_axis(load, hottest, axis=1)[:, rank] / copy
@@ -62,7 +62,7 @@ def threshold_counts(
     unsplit = counts == 1
     order = rising(np.where(unsplit, load, np.inf)) if spare_to_cold else falling(np.where(unsplit, load + 1.0, 0.0))
     place = np.empty_like(order)
-    place[layer_index(len(load)), order] = np.arange(load.shape[1])
+    place[layer_index(len(load)), order] = numbers(load.shape[1])
     fits = (spare >= 0) & (spare <= unsplit.sum(axis=1))
     counts += place < spare[:, None]
     if num_gpus < 2:

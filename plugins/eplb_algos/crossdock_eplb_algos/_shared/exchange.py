@@ -13,7 +13,7 @@ from itertools import combinations
 import attrs
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, numbers
 
 DOUBLE_SWAP_SLOTS = (4, 5)
 _NEVER = 1e30
@@ -91,7 +91,7 @@ def nearest_exchange(first: Floats, second: Floats, half_gap: Floats) -> tuple[I
         gap = np.concatenate((gap, double), axis=1)
     np.abs(gap, out=gap)
     number = gap.argmin(axis=1)
-    return number, gap[np.arange(len(gap)), number]
+    return number, gap[numbers(len(gap)), number]
 
 
 def forbid(loads: Floats, banned: Bools, *, sign: float) -> Floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index, numbers
 from crossdock_eplb_algos._shared.order import rising
 from crossdock_eplb_algos._shared.packing import sorted_replicas
 
@@ -36,7 +36,7 @@ def _pairs_peak(rising: Floats) -> Floats:
         above, below = same[:, half:].sum(axis=1), same[:, :half].sum(axis=1)
         outermost = half + np.maximum(above, below) + np.minimum(above, below) - 1
         outside = outermost >= 2 * half
-        parted = rows[np.arange(len(rows)), np.where(outside, 0, outermost)] + middle
+        parted = rows[numbers(len(rows)), np.where(outside, 0, outermost)] + middle
         peak[meeting] = np.maximum(peak[meeting], np.where(outside & (middle > 0), np.inf, parted))
     return peak
 
@@ -48,7 +48,7 @@ def search_folded_counts(load: Floats, counts: Ints, num_gpus: int, target: Floa
     any of ``donors`` experts, and keeps the best. Layers at or below ``target`` [L] are left alone.
     """
     counts = counts.copy()
-    layers = np.arange(len(load))
+    layers = numbers(len(load))
     for _ in range(rounds):
         if not layers.size:
             break
@@ -59,7 +59,7 @@ def search_folded_counts(load: Floats, counts: Ints, num_gpus: int, target: Floa
             break
         layers, experts, values, peak = layers[row], experts[row], values[row], peak[row]
         worst = (values[:, :num_gpus] + values[:, : num_gpus - 1 : -1]).argmax(axis=1)
-        row = np.arange(layers.size)
+        row = numbers(layers.size)
         receivers = np.stack((experts[row, worst], experts[row, -1 - worst], experts[:, -1]), axis=1)
         after, receiver, donor = _try_trades(load[layers], counts[layers], experts, values, receivers, donors)
         best = np.where((counts[layers[:, None], receiver] < num_gpus), after, np.inf).argmin(axis=1)

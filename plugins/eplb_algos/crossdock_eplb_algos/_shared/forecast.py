@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Floats
+from crossdock_eplb_algos._shared.arrays import Floats, numbers
 
 ForecastName = Literal["sum", "last", "mean", "ewma", "margin", "auto"]
 _AUTO_DECAYS: Final = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05)
@@ -43,15 +43,14 @@ def forecast_load(counts: Floats, name: ForecastName, *, decay: float, margin: f
 
 
 def _weighted(values: Floats, decay: float) -> Floats:
-    age = np.arange(len(values))[::-1]
+    age = numbers(len(values))[::-1]
     weights = np.power(1.0 - decay, age)
-    weighted: Floats = np.tensordot(weights / weights.sum(), values, axes=1)
-    return weighted
+    return np.asarray(np.einsum("s,sle->le", weights / weights.sum(), values))
 
 
 def _best_decay(shares: Floats) -> float:
     """The decay with the least squared error of one-step-ahead forecasts over the newest steps."""
-    errors = []
+    errors: list[float] = []
     for decay in _AUTO_DECAYS:
         state, weight = np.zeros_like(shares[0]), 0.0
         error = 0.0

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 from crossdock.types.placement import Topology
 
-from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index, numbers
 from crossdock_eplb_algos._shared.balance import Effort
 from crossdock_eplb_algos._shared.counts import picked_copies
 from crossdock_eplb_algos._shared.packing import Packing, deal_sorted
@@ -50,8 +50,9 @@ def escaping_packing(load: Floats, nodes: Nodes, effort: Effort) -> Packing:
     # Inside a node the planner for flat placements does the rest: every (layer, node) is a row of its own.
     row = layer_index(len(load))
     order = np.lexsort((experts, -values, at_node), axis=1)
-    shape = (len(load) * nodes.num_nodes, -1)
-    node_experts, node_values = experts[row, order].reshape(shape), values[row, order].reshape(shape)
+    rows, slots_a_node = len(load) * nodes.num_nodes, nodes.num_slots // nodes.num_nodes
+    node_experts = experts[row, order].reshape(rows, slots_a_node)
+    node_values = values[row, order].reshape(rows, slots_a_node)
     gpus_a_node = nodes.num_gpus // nodes.num_nodes
     packing = deal_sorted(node_experts, node_values, gpus_a_node)
     mean = node_values.sum(axis=1) / gpus_a_node
@@ -69,12 +70,12 @@ def _spread_copies(load: Floats, home: Ints, nodes: Nodes) -> tuple[Ints, Floats
     num_layers, num_experts = load.shape
     gpus_a_node = nodes.num_gpus // nodes.num_nodes
     copies = picked_copies(load, nodes.num_slots - num_experts, nodes.num_gpus)
-    row, layer = layer_index(num_layers), np.arange(num_layers)
+    row, layer = layer_index(num_layers), numbers(num_layers)
     planned = np.ones((num_layers, num_experts), dtype=np.int64)
     np.add.at(planned, (row, copies), 1)
     per_copy = load / planned
     held = np.zeros((num_layers, num_experts, nodes.num_nodes), dtype=np.int64)
-    held[row, np.arange(num_experts), home] = 1
+    held[row, numbers(num_experts), home] = 1
     total = np.zeros((num_layers, nodes.num_nodes))
     np.add.at(total, (row, home), per_copy)
     room = np.full((num_layers, nodes.num_nodes), (nodes.num_slots - num_experts) // nodes.num_nodes)
@@ -82,7 +83,7 @@ def _spread_copies(load: Floats, home: Ints, nodes: Nodes) -> tuple[Ints, Floats
     at_node = np.concatenate((home, np.zeros_like(copies)), axis=1)
     for turn in range(copies.shape[1]):
         expert = copies[:, turn]
-        abroad = np.arange(nodes.num_nodes) != home[layer, expert][:, None]
+        abroad = numbers(nodes.num_nodes) != home[layer, expert][:, None]
         closed = (room < 1) | (held[layer, expert] >= gpus_a_node) | (abroad & (outside >= nodes.max_outside)[:, None])
         node = np.where(closed, np.inf, total).argmin(axis=1)
         none = np.flatnonzero(closed.all(axis=1))
@@ -96,14 +97,14 @@ def _spread_copies(load: Floats, home: Ints, nodes: Nodes) -> tuple[Ints, Floats
         total[layer, node] += per_copy[layer, expert]
         room[layer, node] -= 1
         outside += home[layer, expert] != node
-    experts = np.concatenate((np.tile(np.arange(num_experts), (num_layers, 1)), copies), axis=1)
+    experts = np.concatenate((np.tile(numbers(num_experts), (num_layers, 1)), copies), axis=1)
     return experts, (load / held.sum(axis=2))[row, experts], at_node
 
 
 def _swap_between_nodes(experts: Ints, values: Floats, at_node: Ints, home: Ints, nodes: Nodes) -> None:
     """Swap replicas of the fullest and the emptiest node, in place in ``at_node`` [L, P], while that evens them out."""
     num_nodes, gpus_a_node = nodes.num_nodes, nodes.num_gpus // nodes.num_nodes
-    layers = np.arange(len(experts))
+    layers = numbers(len(experts))
     is_home = np.take_along_axis(home, experts, axis=1)
     for _ in range(_NODE_ROUNDS):
         total = np.stack(
@@ -127,7 +128,7 @@ def _swap_once(
     limits: tuple[int, int],
 ) -> Bools:
     gpus_a_node, max_outside = limits
-    row = np.arange(layers.size)
+    row = numbers(layers.size)
     heavy, light = total.argmax(axis=1), total.argmin(axis=1)
     where, homes = at_node[layers], is_home[layers]
     slots = where.shape[1] // total.shape[1]

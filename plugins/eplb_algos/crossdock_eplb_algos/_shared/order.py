@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Floats, Ints
+from crossdock_eplb_algos._shared.arrays import Floats, Ints, numbers
 
 
 def rising(values: Floats) -> Ints:
     """Indices [..., N] from the smallest value to the largest, equal ones by index; at most 65,536 values a row."""
     keys, mask = _keys(values)
-    keys |= np.arange(values.shape[-1])
+    keys |= numbers(values.shape[-1])
     keys.sort(axis=-1)
-    return keys & mask
+    return np.asarray(keys & mask)
 
 
 def falling(values: Floats) -> Ints:
     """Indices [..., N] from the largest value to the smallest, equal ones by index."""
     keys, mask = _keys(values)
-    keys |= mask - np.arange(values.shape[-1])
+    keys |= mask - numbers(values.shape[-1])
     keys.sort(axis=-1)
-    return mask - (keys[..., ::-1] & mask)
+    return np.asarray(mask - (keys[..., ::-1] & mask))
 
 
 def _keys(values: Floats) -> tuple[Ints, int]:
     mask = (1 << max(1, (values.shape[-1] - 1).bit_length())) - 1
     # Adding zero makes a copy and turns a negative zero, whose bits sort wrongly, into zero.
-    keys = (np.ascontiguousarray(values) + 0.0).view(np.int64)
+    keys: Ints = (np.ascontiguousarray(values) + 0.0).view(np.int64)
     keys &= ~mask
     return keys, mask

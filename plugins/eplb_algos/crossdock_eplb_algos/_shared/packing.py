@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index, numbers
 from crossdock_eplb_algos._shared.order import falling, rising
 
 
@@ -121,7 +121,7 @@ def separate_copies(packing: Packing, layers: Ints) -> None:
 
 def _swap_one_twin(packing: Packing, layers: Ints, gpu: Ints) -> Bools:
     """One swap in each given layer [n]; False where none is possible."""
-    row = np.arange(layers.size)
+    row = numbers(layers.size)
     experts, loads = packing.experts[layers], packing.loads[layers]
     here = experts[row, gpu]
     same = here[:, :, None] == here[:, None, :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Floats, Ints
+from crossdock_eplb_algos._shared.arrays import Floats, Ints, numbers
 from crossdock_eplb_algos._shared.packing import has_twins, packing_of, separate_copies
 from crossdock_eplb_algos._shared.refine import exchange_rounds, shrinking_widths
 from crossdock_eplb_algos._shared.steps import three_steps
@@ -26,7 +26,7 @@ def reference_map(load: Floats, num_slots: int, num_groups: int, num_nodes: int,
     packing.experts = packing.experts.reshape(-1, gpus_a_node, slots_a_gpu)
     packing.loads = packing.loads.reshape(-1, gpus_a_node, slots_a_gpu)
     before = packing.max_load()
-    separate_copies(packing, np.arange(len(packing.experts)))
+    separate_copies(packing, numbers(len(packing.experts)))
     exchange_rounds(packing, before, shrinking_widths(gpus_a_node, _ROUNDS, 2))
     slots[layers] = packing.experts.reshape(layers.size, -1)
     return slots

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, numbers
 from crossdock_eplb_algos._shared.exchange import (
     exchange_table,
     forbid,
@@ -38,7 +38,7 @@ def exchange_rounds(packing: Packing, target: Floats, widths: Iterable[int]) -> 
     num_gpus = packing.experts.shape[1]
     if packing.experts.shape[2] < 2 or num_gpus < 2:
         return
-    layers = np.arange(len(packing.experts))
+    layers = numbers(len(packing.experts))
     load = packing.gpu_loads()
     for turn, width in enumerate(widths):
         open_layers = load.max(axis=1) > target[layers]
@@ -48,7 +48,7 @@ def exchange_rounds(packing: Packing, target: Floats, widths: Iterable[int]) -> 
             return
         order = rising(load)
         share = (num_gpus - width) // width
-        turned = (np.arange(share * width) - turn) % (share * width)
+        turned = (numbers(share * width) - turn) % (share * width)
         others = order[:, turned].reshape(layers.size, share, width).transpose(0, 2, 1)
         helped = _exchange_round(packing, layers, order[:, num_gpus - width :], others, load)
         if width == 1:
@@ -61,7 +61,7 @@ def _exchange_round(packing: Packing, layers: Ints, crowded: Ints, others: Ints,
     Returns which layers [n] had an exchange.
     """
     num_layers, width, share = others.shape
-    n = np.repeat(np.arange(num_layers), width)
+    n = np.repeat(numbers(num_layers), width)
     top, candidates = crowded.ravel(), others.reshape(num_layers * width, share)
     mine = load[n, top]
     first = packing.loads[layers[n], top]
@@ -69,7 +69,7 @@ def _exchange_round(packing: Packing, layers: Ints, crowded: Ints, others: Ints,
         middle = (mine[:, None] + load[n[:, None], candidates]) / 2
         second = packing.loads[layers[n][:, None], candidates]
         after = middle + nearest_distance(first[:, None, :], second, mine[:, None] - middle)
-        row, choice = np.arange(len(n)), after.argmin(axis=1)
+        row, choice = numbers(len(n)), after.argmin(axis=1)
         partner = candidates[row, choice]
         good = np.flatnonzero(after[row, choice] < mine * (1 - _LEAST_GAIN))
         n, top, partner, mine, first = n[good], top[good], partner[good], mine[good], first[good]
@@ -95,7 +95,7 @@ def _exchange_round(packing: Packing, layers: Ints, crowded: Ints, others: Ints,
 
 def _exchange_without_twins(packing: Packing, layers: Ints, top: Ints, load: Floats) -> tuple[Ints, Bools]:
     """The best exchange of ``top`` [n] that puts no expert twice on a GPU: partner [n] and whether it was made [n]."""
-    row = np.arange(layers.size)
+    row = numbers(layers.size)
     experts, loads = packing.experts[layers], packing.loads[layers]
     same = experts[row, top][:, None, :, None] == experts[:, :, None, :]
     mine = load[row, top]
@@ -120,13 +120,13 @@ def apply_exchange(packing: Packing, layers: Ints, first: Ints, second: Ints, nu
     """
     _, num_gpus, num_slots = packing.experts.shape
     experts, loads = packing.experts.reshape(-1), packing.loads.reshape(-1)
-    slot = np.arange(num_slots)
+    slot = numbers(num_slots)
     start = layers[:, None] * num_gpus
     place = np.concatenate(
         ((start + first[:, None]) * num_slots + slot, (start + second[:, None]) * num_slots + slot), axis=1
     )
     order = exchange_table(num_slots).order[number]
-    source = place[np.arange(len(place))[:, None], order]
+    source = place[numbers(len(place))[:, None], order]
     new_experts = experts[source]
     fine = ~has_twins(new_experts.reshape(-1, 2, num_slots)).any(axis=1)
     place, source = place[fine], source[fine]

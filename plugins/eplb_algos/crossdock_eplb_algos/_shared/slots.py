@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index, numbers
 from crossdock_eplb_algos._shared.packing import Packing
 
 
@@ -37,8 +37,7 @@ def keep_slots(old: Ints, new: Ints) -> Ints:
         layer, gpu = np.nonzero(hit)
         free[layer, gpu, target[layer, gpu]] = False
     # What did not hit takes the free slots, in order.
-    layer, gpu, slot = np.nonzero(place < 0)
-    place[layer, gpu, slot] = np.nonzero(free)[2]
+    place[place < 0] = np.nonzero(free)[2]
     kept = np.empty_like(new)
     np.put_along_axis(kept, place, new, axis=2)
     return kept
@@ -51,7 +50,7 @@ def relabel_gpus(old: Ints, new: Ints, num_experts: int) -> Ints:
     """
     num_layers, num_gpus = old.shape[:2]
     holders = np.ascontiguousarray(membership(old, num_experts).transpose(0, 2, 1)).view(np.uint8)
-    row = np.arange(num_layers)
+    row = numbers(num_layers)
     common = holders[row[:, None, None], new].sum(axis=2, dtype=np.int16).transpose(0, 2, 1).copy()
     chosen = np.empty((num_layers, num_gpus), dtype=np.int64)
     for _ in range(num_gpus):
@@ -77,17 +76,18 @@ def single_slot_map(counts: Ints, old: Ints) -> Ints:
         wanted = counts[layer].copy()
         keep = np.zeros(old.shape[1], dtype=np.bool_)
         order = np.argsort(old[layer], kind="stable")
+        held = np.bincount(old[layer], minlength=num_experts)
         experts = old[layer][order]
-        first = np.searchsorted(experts, experts)
-        keep[order] = np.arange(experts.size) - first < wanted[experts]
+        first = (np.cumsum(held) - held)[experts]
+        keep[order] = numbers(experts.size) - first < wanted[experts]
         wanted -= np.bincount(old[layer][keep], minlength=num_experts)
-        slots[layer][~keep] = np.repeat(np.arange(num_experts), wanted)
+        slots[layer][~keep] = np.repeat(numbers(num_experts), wanted)
     return slots
 
 
 def trivial_map(num_layers: int, num_experts: int, num_slots: int) -> Ints:
     """Slot i holds expert i mod E."""
-    return np.tile(np.arange(num_slots) % num_experts, (num_layers, 1))
+    return np.tile(numbers(num_slots) % num_experts, (num_layers, 1))
 
 
 def with_missing_experts(slots: Ints, load: Floats) -> tuple[Ints, Ints]:

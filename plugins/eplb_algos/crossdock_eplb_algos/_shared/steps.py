@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index, numbers
 from crossdock_eplb_algos._shared.counts import max_copies, picked_copies
 from crossdock_eplb_algos._shared.order import falling
 
@@ -21,7 +21,7 @@ def pack_evenly(weights: Floats, num_packs: int) -> tuple[Ints, Ints]:
     num_rows, num_items = weights.shape
     room = num_items // num_packs
     if room == 1:
-        return np.tile(np.arange(num_items), (num_rows, 1)), np.zeros((num_rows, num_items), dtype=np.int64)
+        return np.tile(numbers(num_items), (num_rows, 1)), np.zeros((num_rows, num_items), dtype=np.int64)
     row = layer_index(num_rows)
     order = falling(weights)
     heaviest_first = np.take_along_axis(weights, order, axis=1)
@@ -33,7 +33,7 @@ def pack_evenly(weights: Floats, num_packs: int) -> tuple[Ints, Ints]:
     if (heaviest_first[:, num_packs - 1] > 0).all():
         # While every item has weight, the first ones go to the empty packs in turn.
         start = num_packs
-        chosen[:start] = np.arange(num_packs)[:, None]
+        chosen[:start] = numbers(num_packs)[:, None]
         total[:] = heaviest_first[:, :num_packs]
         held[:] = 1
     flat_total, flat_held, base = total.reshape(-1), held.reshape(-1), row[:, 0] * num_packs
@@ -56,7 +56,7 @@ def replicas_in_order(load: Floats, num_slots: int, num_gpus: int) -> tuple[Ints
     """Experts [n, num_slots] in number order, then the extra copies in the order they are given out; and their loads."""
     num_rows, num_experts = load.shape
     extra = picked_copies(load, num_slots - num_experts, max_copies(num_experts, num_slots, num_gpus))
-    experts = np.concatenate((np.tile(np.arange(num_experts), (num_rows, 1)), extra), axis=1)
+    experts = np.concatenate((np.tile(numbers(num_experts), (num_rows, 1)), extra), axis=1)
     flat = (layer_index(num_rows) * num_experts + experts).ravel()
     counts = np.bincount(flat, minlength=load.size).reshape(load.shape)
     return experts, np.take_along_axis(load / counts, experts, axis=1)
@@ -69,8 +69,8 @@ def three_steps(load: Floats, num_slots: int, num_groups: int, num_nodes: int, n
     row = layer_index(num_layers)
     node, place = pack_evenly(load.reshape(num_layers, num_groups, group_size).sum(axis=2), num_nodes)
     group_at = np.empty_like(node)
-    group_at[row, node * groups_a_node + place] = np.arange(num_groups)
-    expert_at = (group_at[:, :, None] * group_size + np.arange(group_size)).reshape(num_layers, num_experts)
+    group_at[row, node * groups_a_node + place] = numbers(num_groups)
+    expert_at = (group_at[:, :, None] * group_size + numbers(group_size)).reshape(num_layers, num_experts)
 
     node_load = np.take_along_axis(load, expert_at, axis=1).reshape(num_layers * num_nodes, -1)
     local, local_load = replicas_in_order(node_load, num_slots // num_nodes, num_gpus // num_nodes)
@@ -78,5 +78,5 @@ def three_steps(load: Floats, num_slots: int, num_groups: int, num_nodes: int, n
     gpu, slot = pack_evenly(local_load, num_gpus // num_nodes)
     slots = np.empty_like(local)
     slots[layer_index(len(local)), gpu * (num_slots // num_gpus) + slot] = local
-    first = np.tile(np.arange(num_nodes) * (num_experts // num_nodes), num_layers)[:, None]
+    first = np.tile(numbers(num_nodes) * (num_experts // num_nodes), num_layers)[:, None]
     return np.take_along_axis(expert_at, (slots + first).reshape(num_layers, -1), axis=1)

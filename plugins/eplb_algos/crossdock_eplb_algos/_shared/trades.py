@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index, numbers
 from crossdock_eplb_algos._shared.order import rising
 from crossdock_eplb_algos._shared.packing import Packing
 from crossdock_eplb_algos._shared.refine import exchange_rounds
@@ -35,7 +35,7 @@ class TradeEffort:
 def trade_rounds(packing: Packing, load: Floats, counts: Ints, target: Floats, effort: TradeEffort) -> None:
     """Change ``packing`` and ``counts`` [L, E] in place while trades lower a layer's fullest GPU towards ``target`` [L]."""
     num_gpus, num_slots = packing.experts.shape[1:]
-    layers = np.arange(len(load))
+    layers = numbers(len(load))
     peak = packing.max_load()
     for _ in range(effort.rounds):
         layers = layers[peak[layers] > target[layers]]
@@ -157,7 +157,7 @@ def best_trades(
     moves = gets.astype(np.int64) - loses
     cost = np.where(moves > left[:, None, None], np.inf, found.cost)
     best = (cost * np.maximum(moves, 0.5)).reshape(layers.size, -1).argmin(axis=1)
-    row = np.arange(layers.size)
+    row = numbers(layers.size)
     receiver, donor = np.divmod(best, found.donors.shape[1])
     trades = Trades(
         row=row,
@@ -170,7 +170,7 @@ def best_trades(
 
 def make_trades(packing: Packing, load: Floats, counts: Ints, trades: Trades) -> None:
     """Make one trade in each layer, in place; row i of all arguments belongs to trade i."""
-    row = np.arange(trades.row.size)
+    row = numbers(trades.row.size)
     slot = (packing.experts[row, trades.gpu] == trades.donor[:, None]).argmax(axis=1)
     packing.experts[row, trades.gpu, slot] = trades.receiver
     counts[row, trades.receiver] += 1

@@ -1,5 +1,6 @@
 /* Water filling of one layer, as in water_fill_torch.py: rows in order, each poured over its ranks up to one level. */
 
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -25,17 +26,17 @@ static void insert(double *sorted, int64_t count, double value) {
 }
 
 static void pour(const int64_t *ranks, int64_t width, int64_t num_ranks, double tokens, double *loads, double *shares,
-                 double *sorted) {
+                 double overshoot, double *sorted) {
     int64_t count = 0;
     while (count < width && ranks[count] < num_ranks) {
-        insert(sorted, count, loads[ranks[count]] - shares[count]);
+        insert(sorted, count, overshoot * loads[ranks[count]] - shares[count]);
         count++;
     }
     double level = level_of(sorted, count, tokens);
     for (int64_t j = 0; j < count; j++) {
-        double other = loads[ranks[j]] - shares[j];
+        double other = overshoot * loads[ranks[j]] - shares[j];
         double share = level > other ? level - other : 0.0;
-        loads[ranks[j]] = other + share;
+        loads[ranks[j]] += share - shares[j];
         shares[j] = share;
     }
 }
@@ -51,7 +52,7 @@ static double highest_of(const double *loads, int64_t num_ranks) {
    shares [rows, width] zero at first and the result. Returns the sweeps taken, -1 without memory. */
 int64_t crossdock_water_fill(const double *tokens, const int64_t *ranks, double *loads, double *shares, int64_t rows,
                              int64_t width, int64_t num_ranks, int64_t max_sweeps, int64_t sweeps_between_checks,
-                             double tolerance) {
+                             double tolerance, double overshoot) {
     if (rows == 0) return 0;
     double *sorted = malloc(sizeof(double) * (size_t)width);
     if (sorted == NULL) return -1;
@@ -59,11 +60,12 @@ int64_t crossdock_water_fill(const double *tokens, const int64_t *ranks, double 
     int64_t sweep = 0;
     while (sweep < max_sweeps) {
         for (int64_t row = 0; row < rows; row++)
-            pour(ranks + row * width, width, num_ranks, tokens[row], loads, shares + row * width, sorted);
+            pour(ranks + row * width, width, num_ranks, tokens[row], loads, shares + row * width,
+                 sweep ? overshoot : 1.0, sorted);
         sweep++;
         if (sweep % sweeps_between_checks) continue;
         double highest = highest_of(loads, num_ranks);
-        if (before >= 0.0 && before - highest <= tolerance * highest) break;
+        if (before >= 0.0 && fabs(before - highest) <= tolerance * highest) break;
         before = highest;
     }
     free(sorted);

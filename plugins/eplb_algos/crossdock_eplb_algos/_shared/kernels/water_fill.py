@@ -3,7 +3,7 @@
 Minimising the largest load of a rank is a linear program. It is solved without one: an expert takes its tokens back and pours them
 over its ranks up to one level, the lowest that holds them; one expert after the other, again and again. Each pour lowers the sum of
 squared loads, and the loads of least squares are also those with the smallest maximum, because the tokens of an expert can be split
-at will. Sources: water filling, coordinate descent.
+at will. Sources: water filling; coordinate descent with over-relaxation.
 """
 
 from __future__ import annotations

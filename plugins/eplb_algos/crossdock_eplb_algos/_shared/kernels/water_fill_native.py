@@ -10,7 +10,12 @@ from pathlib import Path
 import torch
 from crossdock.native_code import NativeCode, build_native_code, cache_folder
 
-from crossdock_eplb_algos._shared.kernels.water_fill_torch import MAX_SWEEPS, SWEEPS_BETWEEN_CHECKS, TOLERANCE
+from crossdock_eplb_algos._shared.kernels.water_fill_torch import (
+    MAX_SWEEPS,
+    OVERSHOOT,
+    SWEEPS_BETWEEN_CHECKS,
+    TOLERANCE,
+)
 from crossdock_eplb_algos._shared.layer_copies import LayerCopies
 
 _SOURCE = Path(__file__).parent / "water_fill.c"
@@ -41,7 +46,7 @@ class NativeFill:
         self._copies = copies
         self._function = library.crossdock_water_fill
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
-        self._function.argtypes = [pointer] * 4 + [integer] * 5 + [ctypes.c_double]
+        self._function.argtypes = [pointer] * 4 + [integer] * 5 + [ctypes.c_double] * 2
         self._function.restype = ctypes.c_int64
 
     def solve(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -55,6 +60,6 @@ class NativeFill:
         rows, width = shares.shape
         addresses = (poured.data_ptr(), copies.ranks.data_ptr(), loads.data_ptr(), shares.data_ptr())
         numbers = (rows, width, copies.num_ranks, MAX_SWEEPS, SWEEPS_BETWEEN_CHECKS)
-        if self._function(*addresses, *numbers, TOLERANCE) < 0:
+        if self._function(*addresses, *numbers, TOLERANCE, OVERSHOOT) < 0:
             raise MemoryError(f"water_fill: no memory for {rows} experts with {width} copies")
         return shares

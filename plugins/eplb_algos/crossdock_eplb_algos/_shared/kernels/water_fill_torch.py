@@ -10,9 +10,12 @@ import torch
 from crossdock_eplb_algos._shared.layer_copies import LayerCopies
 
 SWEEPS_BETWEEN_CHECKS = 4
-MAX_SWEEPS = 96
-TOLERANCE = 1e-4
-"""Sweeps end when the fullest rank lost less than this part of its load since the last check: then the optimum is nearer than 0.1 %."""
+MAX_SWEEPS = 40
+TOLERANCE = 2e-4
+"""Sweeps end when the load of the fullest rank changed by less than this part since the last check: then it is within 0.1 % of the least."""
+OVERSHOOT = 1.65
+"""After the first sweep an expert pours against loads times this, less what it had: 1 would stop at its own optimum, below 2 every
+pour still lowers the sum of squares. Chains of experts settle in a third of the sweeps (measured on placements with 32 ranks)."""
 _NEVER = 1e30
 """Load of the place behind the last rank: no token is poured there."""
 
@@ -75,13 +78,17 @@ class TorchFill:
         loads[-1] = _NEVER
         shares = torch.zeros(self._shape, dtype=torch.float64, device=flat.device)
         poured = flat[self._row_experts].unsqueeze(1)
+        steps = [
+            (wave, shares[wave.first : wave.end, : wave.divisors.shape[0]], poured[wave.first : wave.end])
+            for wave in self._waves
+        ]
         before: torch.Tensor | None = None
         for sweep in range(MAX_SWEEPS):
-            for wave in self._waves:
-                _pour(wave, loads, shares, poured)
-            if sweep % SWEEPS_BETWEEN_CHECKS == SWEEPS_BETWEEN_CHECKS - 1 and self._waves:
+            for wave, old, amounts in steps:
+                _pour(wave, loads, old, amounts, OVERSHOOT if sweep else 1.0)
+            if sweep % SWEEPS_BETWEEN_CHECKS == SWEEPS_BETWEEN_CHECKS - 1:
                 highest = loads[:-1].view(self._num_layers, -1).amax(1)
-                if before is not None and bool((before - highest <= TOLERANCE * highest).all()):
+                if before is not None and bool(((before - highest).abs() <= TOLERANCE * highest).all()):
                     break
                 before = highest
         return shares
@@ -91,13 +98,12 @@ def _places(ranks: torch.Tensor, layer: int, num_ranks: int, padding: int) -> to
     return torch.where(ranks < num_ranks, ranks + layer * num_ranks, padding)
 
 
-def _pour(wave: _Wave, loads: torch.Tensor, shares: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Each expert of a wave takes its tokens back and fills its ranks up to one level."""
-    old = shares[wave.first : wave.end, : wave.divisors.shape[0]]
-    others = loads[wave.places] - old
+def _pour(wave: _Wave, loads: torch.Tensor, old: torch.Tensor, tokens: torch.Tensor, overshoot: float) -> None:
+    """Each expert of a wave takes its tokens back and fills its ranks up to one level; ``old`` is overwritten."""
+    others = loads[wave.places].mul_(overshoot).sub_(old)
     # With ranks by load, the level over the j lowest falls while the next rank lies below it and rises after that: take the least.
     lowest_first = torch.sort(others, dim=1).values
-    level = lowest_first.cumsum(1).add_(tokens[wave.first : wave.end]).div_(wave.divisors).amin(1, keepdim=True)
-    new = (level - others).clamp_(min=0)
+    level = lowest_first.cumsum(1).add_(tokens).div_(wave.divisors).amin(1, keepdim=True)
+    new = torch.sub(level, others).clamp_(min=0)
     loads.index_add_(0, wave.places.view(-1), (new - old).view(-1))
     old.copy_(new)
