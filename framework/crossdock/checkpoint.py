@@ -152,7 +152,7 @@ class RandomCheckpoint:
         if name.endswith("_scale_inv"):
             gain = self._specs[name.removesuffix("_scale_inv")].shape[-1] ** -0.5
             return torch.full(spec.shape, gain / self.FP8_SPREAD)[index]
-        generator = torch.Generator().manual_seed(xxhash.xxh64_intdigest(name, self._seed) >> 1)
+        generator = torch.Generator().manual_seed(xxhash.xxh64_intdigest(name.encode(), self._seed) >> 1)
         values = torch.randn(spec.shape, generator=generator)
         if spec.fp8_block:
             return (values * self.FP8_SPREAD).clamp_(-448, 448)[index].to(torch.float8_e4m3fn)
