@@ -120,7 +120,9 @@ def _token_rows(value: torch.Tensor, part: BatchPart) -> torch.Tensor:
 
 def _logit_rows(batch: ForwardBatch, part: BatchPart) -> torch.Tensor:
     wanted = batch.logit_rows
-    return wanted[(wanted >= part.rows.start) & (wanted < part.rows.stop)] - part.rows.start
+    is_own = (wanted >= part.rows.start) & (wanted < part.rows.stop)
+    own: torch.Tensor = wanted[is_own] - part.rows.start
+    return own
 
 
 def _step(batch: ForwardBatch, part: BatchPart) -> StepPlan:

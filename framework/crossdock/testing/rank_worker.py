@@ -35,7 +35,11 @@ class FunctionRef:
         """Raises ``ValueError`` for a function that another process cannot find."""
         if "<" in function.__qualname__:
             raise ValueError(f"{function.__qualname__} is not at the top level of its module; ranks cannot find it")
-        return FunctionRef(module=function.__module__, path=inspect.getfile(function), name=function.__qualname__)
+        path = inspect.getfile(function)
+        is_script = function.__module__ == "__main__"
+        return FunctionRef(
+            module=Path(path).stem if is_script else function.__module__, path=path, name=function.__qualname__
+        )
 
     def load(self) -> Callable[..., Any]:
         """The function in this process; its module is imported by name, else from its file under the same name."""
