@@ -33,8 +33,6 @@ from crossdock.types.parallel import ParallelSizes, RankPlace
 from crossdock.types.placement import Topology
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
 
-MAX_ROWS = 512
-"""Rows that one rank may bring to a step."""
 CPU = torch.device("cpu")
 
 
@@ -58,9 +56,13 @@ class DriverChoice:
     padding_mode: PaddingMode = PaddingMode.SUM_LEN
     dense_tp_size: int = 0
     redundant_experts: int = 0
+    max_rows: int = 512
+    """Rows that one rank may bring to a dispatch."""
     page_tokens: int = 4
     num_pages: int = 128
     dtype: str = "float32"
+    poison_new_pages: bool = True
+    """Fill a page with NaN when it is handed out, so that reading past a sequence shows. Benchmarks leave it out."""
 
 
 Work = Mapping[int, Sequence[int]]
@@ -68,7 +70,7 @@ Work = Mapping[int, Sequence[int]]
 
 
 class ModelDriver:
-    """One rank of a model. Pages are handed out in a scattered order, and freshly handed out ones hold NaN, so that reading past a sequence shows."""
+    """One rank of a model. Pages are handed out in a scattered order."""
 
     def __init__(self, choice: DriverChoice, sizes: ParallelSizes, place: RankPlace, comms: Comms) -> None:
         self._choice, self._sizes, self._place = choice, sizes, place
@@ -98,20 +100,24 @@ class ModelDriver:
         self.caches = [_pools(self.info.kv, choice, dtype) for _ in range(self.info.num_layers)]
         self.model.bind_kv_cache(self.caches)
         self._executor = Executor(self.model, make_strategy("sequential", {}))
-        self._free = [1 + (7 * i) % (choice.num_pages - 1) for i in range(choice.num_pages - 1)]
-        assert len(set(self._free)) == len(self._free), "7 and the number of pages have no common factor"
+        order = torch.Generator().manual_seed(0)
+        self._free = (1 + torch.randperm(choice.num_pages - 1, generator=order)).tolist()
         self._pages: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
         self._step = 0
 
-    def step(self, work: Sequence[Work]) -> dict[int, torch.Tensor]:
+    def step(self, work: Sequence[Work], *, last_only: bool = False) -> dict[int, torch.Tensor]:
         """One step of all replicas. Every rank passes the same ``work``, one entry a replica.
 
         Returns:
-            Logits [tokens, vocab] of every sequence of this rank's replica.
+            Logits [tokens, vocab] of every sequence of this rank's replica; with ``last_only`` those of its last token, [1, vocab].
         """
         own = work[self._place.attn_dp_rank]
         batch = self._batch(work, own)
+        wanted = [len(tokens) for tokens in own.values()]
+        if last_only:
+            batch = attrs.evolve(batch, logit_rows=torch.tensor(wanted, dtype=torch.int64).cumsum(0) - 1)
+            wanted = [1] * len(wanted)
         self._step += 1
         with torch.inference_mode():
             metadata = self._attention.plan(batch)
@@ -120,7 +126,7 @@ class ModelDriver:
                 batch=batch, attn_metadata=metadata, dispatch_step=DispatchStep(source_counts=counts)
             )
             (logits,) = self._executor.run([context])
-        return dict(zip(own, logits.split([len(tokens) for tokens in own.values()]), strict=True))
+        return dict(zip(own, logits.split(wanted), strict=True))
 
     def _source_counts(self, step: StepPlan) -> tuple[int, ...]:
         """Rows that each rank brings to a dispatch."""
@@ -164,7 +170,7 @@ class ModelDriver:
         pages = self._pages.setdefault(sequence, [])
         while len(pages) * self._choice.page_tokens < self._lengths[sequence]:
             pages.append(self._free.pop(0))
-            for pools in self.caches:
+            for pools in self.caches if self._choice.poison_new_pages else ():
                 for pool in pools:
                     pool[pages[-1]] = float("nan")
         return pages
@@ -229,7 +235,7 @@ def _moe_parts(
         num_physical_experts=physical,
         dtype=dtype,
         device=CPU,
-        max_rows_per_rank=MAX_ROWS,
+        max_rows_per_rank=choice.max_rows,
         accepted_layouts=layouts_needed(experts.capabilities.layouts),
     )
     dispatcher = make_dispatcher(choice.dispatcher, {}, dispatcher_spec)

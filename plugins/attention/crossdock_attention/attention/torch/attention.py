@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from crossdock.errors import MisuseError
+from crossdock.ops.paged_attention_cpu import serves
 from crossdock.types.attention import AttnMetadata
 
 from crossdock_attention.attention.torch.capabilities import TORCH_ATTENTION_CAPABILITIES
-from crossdock_attention.attention.torch.gqa import gqa_decode, gqa_prefill
-from crossdock_attention.attention.torch.mla import mla_decode, mla_prefill
-from crossdock_attention.attention.torch.plan import DecodeGroup, PrefillSpan, TorchPlan, make_plan
+from crossdock_attention.attention.torch.gqa import gqa_decode, gqa_decode_paged, gqa_prefill
+from crossdock_attention.attention.torch.mla import mla_decode, mla_decode_paged, mla_prefill
+from crossdock_attention.attention.torch.plan import (
+    DecodeGroup,
+    PagedDecodes,
+    PlanRules,
+    PrefillSpan,
+    TorchPlan,
+    make_plan,
+)
 
 if TYPE_CHECKING:
     from crossdock.types.attention import AttentionCapabilities, AttentionLayer, AttentionSpec
@@ -25,7 +33,17 @@ class TorchAttention:
 
     def __init__(self, options: TorchAttentionOptions, spec: AttentionSpec) -> None:
         self._options = options
-        self._spec = spec
+        kv = spec.kv
+        key_dim, value_dim = (
+            (kv.head_dim, kv.v_head_dim) if kv.kind == "gqa" else (kv.kv_lora_rank + kv.rope_dim, kv.kv_lora_rank)
+        )
+        self._rules = PlanRules(
+            page_tokens=spec.page_tokens,
+            dtype=spec.dtype,
+            padding_share=options.padding_share,
+            reads_pages=options.decode == "auto"
+            and serves(spec.dtype, spec.device, key_dim=key_dim, value_dim=value_dim, page_tokens=spec.page_tokens),
+        )
 
     @property
     def capabilities(self) -> AttentionCapabilities:
@@ -37,8 +55,7 @@ class TorchAttention:
         Raises:
             MisuseError: a sequence is longer than its row of the page table, or a page id is negative.
         """
-        data = make_plan(batch, self._spec.page_tokens, self._spec.dtype, self._options.padding_share)
-        return AttnMetadata(batch=batch, data=data)
+        return AttnMetadata(batch=batch, data=make_plan(batch, self._rules))
 
     def forward(
         self,
@@ -69,8 +86,11 @@ class TorchAttention:
             out[span.start : span.stop] = self._prefill(q, k, v, layer, span)
         return out
 
-    def _decode(self, q: torch.Tensor, layer: AttentionLayer, group: DecodeGroup) -> torch.Tensor:
-        return gqa_decode(q, layer, group) if layer.kv.kind == "gqa" else mla_decode(q, layer, group)
+    def _decode(self, q: torch.Tensor, layer: AttentionLayer, group: DecodeGroup | PagedDecodes) -> torch.Tensor:
+        is_gqa = layer.kv.kind == "gqa"
+        if isinstance(group, PagedDecodes):
+            return gqa_decode_paged(q, layer, group) if is_gqa else mla_decode_paged(q, layer, group)
+        return gqa_decode(q, layer, group) if is_gqa else mla_decode(q, layer, group)
 
     def _prefill(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, layer: AttentionLayer, span: PrefillSpan

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
+from crossdock.ops.paged_attention_cpu import paged_attention_cpu
 from torch.nn import functional
 
 if TYPE_CHECKING:
     from crossdock.types.attention import AttentionLayer
 
-    from crossdock_attention.attention.torch.plan import DecodeGroup, PrefillSpan
+    from crossdock_attention.attention.torch.plan import DecodeGroup, PagedDecodes, PrefillSpan
 
 
 def gqa_decode(q: torch.Tensor, layer: AttentionLayer, group: DecodeGroup) -> torch.Tensor:
@@ -26,6 +27,12 @@ def gqa_decode(q: torch.Tensor, layer: AttentionLayer, group: DecodeGroup) -> to
     folded = q.reshape(group.size, layer.kv.num_kv_heads, -1, q.shape[-1])
     out = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask, scale=layer.scale)
     return out.reshape(group.size, layer.num_heads, -1)
+
+
+def gqa_decode_paged(q: torch.Tensor, layer: AttentionLayer, group: PagedDecodes) -> torch.Tensor:
+    """The same through the kernel that reads pages in place."""
+    keys, values = layer.cache
+    return paged_attention_cpu(q, keys, values, group.pages, group.lengths, layer.scale)
 
 
 def gqa_prefill(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from crossdock.ops.paged_attention_cpu import paged_attention_cpu
 from torch.nn import functional
 
 from crossdock_attention.attention.torch.gqa import causal_attention, causal_blocks
@@ -12,7 +13,7 @@ from crossdock_attention.attention.torch.gqa import causal_attention, causal_blo
 if TYPE_CHECKING:
     from crossdock.types.attention import AttentionLayer
 
-    from crossdock_attention.attention.torch.plan import DecodeGroup, PrefillSpan
+    from crossdock_attention.attention.torch.plan import DecodeGroup, PagedDecodes, PrefillSpan
 
 
 MAX_ABSORBED_ROWS = 64
@@ -24,6 +25,15 @@ def mla_decode(q: torch.Tensor, layer: AttentionLayer, group: DecodeGroup) -> to
     latent = layer.cache[0].flatten(0, 1).index_select(0, group.slots).view(group.size, group.length, -1)
     mask = None if group.mask is None else group.mask[:, 0]
     context = _attend_latent(_latent_queries(q, layer), latent, mask, layer)
+    return _values_of(context, layer)
+
+
+def mla_decode_paged(q: torch.Tensor, layer: AttentionLayer, group: PagedDecodes) -> torch.Tensor:
+    """The same through the kernel that reads pages in place: the latent part of a cached row is its value."""
+    (pool,) = layer.cache
+    keys = pool.unsqueeze(2)
+    values = keys[..., : layer.kv.kv_lora_rank]
+    context = paged_attention_cpu(_latent_queries(q, layer), keys, values, group.pages, group.lengths, layer.scale)
     return _values_of(context, layer)
 
 

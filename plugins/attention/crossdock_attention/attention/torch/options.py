@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 from crossdock.options import option
 
 
 @attrs.frozen(kw_only=True)
 class TorchAttentionOptions:
-    """Trade-offs of gathering; the result does not depend on them beyond rounding."""
+    """How decode rows and chunks are attended; results differ by rounding only."""
 
+    decode: Literal["auto", "gather"] = option(
+        "auto: a C kernel reads decode rows' pages in place where there is a compiler; gather: torch operators always.",
+        default="auto",
+    )
     padding_share: float = option(
         "Largest share of gathered decode rows that may be padding before sequences are attended in groups of similar length.",
         default=0.33,

@@ -25,6 +25,19 @@ class DecodeGroup:
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class PagedDecodes:
+    """All sequences with one query row, for the kernel that reads pages where they are; no groups, because nothing is padded."""
+
+    rows: torch.Tensor | None
+    """[b] int64 query rows; None when they are rows 0 to b - 1 in order."""
+    pages: torch.Tensor
+    """[b, max_pages] int32, contiguous."""
+    lengths: torch.Tensor
+    """[b] int64."""
+    size: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class PrefillSpan:
     """One sequence with several query rows."""
 
@@ -39,11 +52,11 @@ class PrefillSpan:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TorchPlan:
-    decodes: tuple[DecodeGroup, ...]
+    decodes: tuple[DecodeGroup | PagedDecodes, ...]
     spans: tuple[PrefillSpan, ...]
     live_rows: int
     max_slot: int
-    """Largest slot read or written; compared with the pool before the first gather."""
+    """Largest slot read or written; compared with the pool before the first read."""
 
     @property
     def is_one_group(self) -> bool:
@@ -51,34 +64,57 @@ class TorchPlan:
         return not self.spans and len(self.decodes) == 1 and self.decodes[0].rows is None
 
 
-def make_plan(batch: ForwardBatch, page_tokens: int, dtype: torch.dtype, padding_share: float) -> TorchPlan:
+@attrs.frozen(kw_only=True)
+class PlanRules:
+    """What the backend was built for."""
+
+    page_tokens: int
+    dtype: torch.dtype
+    padding_share: float
+    reads_pages: bool
+    """Decode rows go to the kernel that reads pages."""
+
+
+def make_plan(batch: ForwardBatch, rules: PlanRules) -> TorchPlan:
     """The plan of a batch.
 
     Raises:
         MisuseError: a sequence is longer than its row of the page table, or a page id is negative.
     """
-    _check_lengths(batch, page_tokens)
-    decodes: list[tuple[int, int]] = []
+    _check_table(batch, rules.page_tokens)
+    members: list[tuple[int, int]] = []
     spans: list[PrefillSpan] = []
-    max_slot, row = _largest(batch.kv_slots), 0
-    for sequence, (rows, length) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
+    row = 0
+    for sequence, rows in enumerate(batch.query_lens):
         if rows == 1:
-            decodes.append((sequence, row))
+            members.append((sequence, row))
         elif rows > 1:
-            slots = None
-            if length > rows:
-                slots = _slots(batch.page_table[sequence : sequence + 1], length, page_tokens)[0]
-                max_slot = max(max_slot, _largest(slots))
-            spans.append(PrefillSpan(start=row, stop=row + rows, prefix=length - rows, slots=slots))
+            spans.append(_span(batch, sequence, row, rules.page_tokens))
         row += rows
-    groups: list[DecodeGroup] = []
-    for members in _similar_lengths(decodes, batch.seq_lens, padding_share):
-        groups.append(_decode_group(members, batch, page_tokens, dtype))
-        max_slot = max(max_slot, _largest(groups[-1].slots))
-    return TorchPlan(decodes=tuple(groups), spans=tuple(spans), live_rows=row, max_slot=max_slot)
+    decodes: tuple[DecodeGroup | PagedDecodes, ...] = ()
+    if members and rules.reads_pages:
+        decodes = (_paged_decodes(members, batch),)
+    elif members:
+        groups = _similar_lengths(members, batch.seq_lens, rules.padding_share)
+        decodes = tuple(_decode_group(group, batch, rules.page_tokens, rules.dtype) for group in groups)
+    return TorchPlan(decodes=decodes, spans=tuple(spans), live_rows=row, max_slot=_max_slot(batch, rules.page_tokens))
 
 
-def _check_lengths(batch: ForwardBatch, page_tokens: int) -> None:
+def _span(batch: ForwardBatch, sequence: int, row: int, page_tokens: int) -> PrefillSpan:
+    rows, length = batch.query_lens[sequence], batch.seq_lens[sequence]
+    slots = None
+    if length > rows:
+        slots = _slots(batch.page_table[sequence : sequence + 1], length, page_tokens)[0]
+    return PrefillSpan(start=row, stop=row + rows, prefix=length - rows, slots=slots)
+
+
+def _max_slot(batch: ForwardBatch, page_tokens: int) -> int:
+    written = int(batch.kv_slots.max()) if batch.kv_slots.numel() else 0
+    last_page = int(batch.page_table.max()) if batch.page_table.numel() else 0
+    return max(written, (last_page + 1) * page_tokens - 1)
+
+
+def _check_table(batch: ForwardBatch, page_tokens: int) -> None:
     capacity = batch.page_table.shape[1] * page_tokens
     longest = max(batch.seq_lens, default=0)
     if longest > capacity:
@@ -87,10 +123,6 @@ def _check_lengths(batch: ForwardBatch, page_tokens: int) -> None:
         )
     if batch.page_table.numel() and int(batch.page_table.min()) < 0:
         raise MisuseError(f"page table holds page id {int(batch.page_table.min())}; ids start at 0")
-
-
-def _largest(slots: torch.Tensor) -> int:
-    return int(slots.max()) if slots.numel() else 0
 
 
 def _slots(pages: torch.Tensor, length: int, page_tokens: int) -> torch.Tensor:
@@ -122,17 +154,29 @@ def _similar_lengths(
     return groups
 
 
+def _paged_decodes(members: Sequence[tuple[int, int]], batch: ForwardBatch) -> PagedDecodes:
+    lengths = torch.tensor([batch.seq_lens[sequence] for sequence, _ in members], dtype=torch.int64)
+    pages, rows = _picked(members, batch)
+    return PagedDecodes(rows=rows, pages=pages.to(torch.int32).contiguous(), lengths=lengths, size=len(members))
+
+
+def _picked(members: Sequence[tuple[int, int]], batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows of the page table of these sequences, and their query rows; None for rows 0 to b - 1."""
+    sequences, rows = [sequence for sequence, _ in members], [row for _, row in members]
+    in_order = list(range(len(members)))
+    pages = batch.page_table
+    if sequences != in_order or len(members) != pages.shape[0]:
+        pages = pages[torch.tensor(sequences, device=pages.device)]
+    return pages, None if rows == in_order else torch.tensor(rows, device=pages.device)
+
+
 def _decode_group(
     members: Sequence[tuple[int, int]], batch: ForwardBatch, page_tokens: int, dtype: torch.dtype
 ) -> DecodeGroup:
     device = batch.page_table.device
-    sequences = [sequence for sequence, _ in members]
-    rows = [row for _, row in members]
-    lengths = [batch.seq_lens[sequence] for sequence in sequences]
+    lengths = [batch.seq_lens[sequence] for sequence, _ in members]
     longest = max(lengths)
-    in_order = rows == list(range(len(rows)))
-    whole = sequences == list(range(batch.page_table.shape[0]))
-    pages = batch.page_table if whole else batch.page_table[torch.tensor(sequences, device=device)]
+    pages, rows = _picked(members, batch)
     slots = _slots(pages, longest, page_tokens)
     mask = None
     if min(lengths) < longest:
@@ -140,10 +184,4 @@ def _decode_group(
         slots = torch.where(past_end, slots[:, :1], slots)
         zeros = torch.zeros(past_end.shape, dtype=dtype, device=device)
         mask = zeros.masked_fill_(past_end, float("-inf"))[:, None, None, :]
-    return DecodeGroup(
-        rows=None if in_order else torch.tensor(rows, device=device),
-        slots=slots.reshape(-1),
-        mask=mask,
-        size=len(rows),
-        length=longest,
-    )
+    return DecodeGroup(rows=rows, slots=slots.reshape(-1), mask=mask, size=len(members), length=longest)
