@@ -65,6 +65,7 @@ class FakeFrontend:
         self.loads: list[ReplicaLoad] = []
         self.replies: list[ControlReply] = []
         self.parks: list[Parked] = []
+        self._is_over = False
         self._open: set[str] = set()
         self._parked_step = -1
         self._woken_step = -1
@@ -112,11 +113,18 @@ class FakeFrontend:
                     pass
             self._lock.notify_all()
 
-    def wait(self, condition: Callable[[FakeFrontend], bool], what: str) -> None:
-        """Until ``condition`` holds; raises ``TimeoutError`` naming ``what``."""
+    def end(self) -> None:
+        """The engine is gone: nobody waits for it any more."""
         with self._lock:
-            if not self._lock.wait_for(lambda: condition(self), PATIENCE_S):
-                raise TimeoutError(f"the engine did not come to this within {PATIENCE_S:g} s: {what}")
+            self._is_over = True
+            self._lock.notify_all()
+
+    def wait(self, condition: Callable[[FakeFrontend], bool], what: str) -> None:
+        """Until ``condition`` holds; raises ``TimeoutError`` naming ``what`` when it does not, in time or before the engine ends."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._is_over or condition(self), PATIENCE_S)
+            if not condition(self):
+                raise TimeoutError(f"the engine did not come to this: {what}")
 
     def wait_finished(self, *rids: str) -> None:
         self.wait(lambda frontend: not set(rids) & frontend._open, f"{rids} finish")
