@@ -1,0 +1,1 @@
+"""Plugins for Crossdock that Crossdock does not know."""

@@ -1,0 +1,1 @@
+"""Dispatcher that gathers rows and scatters sums by itself."""

@@ -1,0 +1,1 @@
+"""Padding policy that pads when it costs little."""
