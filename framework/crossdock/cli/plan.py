@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from crossdock.errors import ConfigValueError
 from crossdock.move_plan import move_plan
-from crossdock.placement import balancedness, check_fits, gpu_loads, placement_change
+from crossdock.placement import balancedness, check_fits, gpu_loads, placement_change, trivial_placement
 from crossdock.placement_io.load_files import read_load
 from crossdock.placement_io.placement_files import Origin, PlacementFormat, read_placement, write_placement
 from crossdock.planning import read_algo, windows
@@ -96,7 +96,7 @@ def make_plan(
         write_placement(
             out, new, origin=Origin(algo=choice.name, topology=topology, options=choice.options), format=format
         )
-    start = old if old is not None else _trivial(new)
+    start = old or trivial_placement(new.num_layers, new.num_logical_experts, new.num_physical_experts)
     report = _report(start, new, topology, parts, at, expert_bytes)
     report |= {"algo": choice.spelled, "from": "current" if old is not None else "trivial", "notes": list(new.notes)}
     if len(parts) > 1 and window == 1 and len(parts) > 2 * at + 2:
@@ -152,12 +152,6 @@ def diff(
     for layer, row in enumerate(zip(change.moved, change.slots_changed, change.replicas_changed, strict=True)):
         print(f"{layer:>5} {row[0]:>6} {row[1]:>14} {row[2]:>13}")
     print(_moves_line(report))
-
-
-def _trivial(like: Placement) -> Placement:
-    """Slot i holds expert i mod E: what serving starts with."""
-    slots = np.tile(np.arange(like.num_physical_experts) % like.num_logical_experts, (like.num_layers, 1))
-    return Placement.from_physical(slots, like.num_logical_experts)
 
 
 def _report(

@@ -54,7 +54,7 @@ def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _are_records(value: object) -> TypeGuard[list[Mapping[str, Any]]]:
-    return isinstance(value, list) and bool(value) and all(map(_is_mapping, cast("list[object]", value)))
+    return isinstance(value, list) and value != [] and all(map(_is_mapping, cast("list[object]", value)))
 
 
 def read_content(source: str | Path) -> Content:

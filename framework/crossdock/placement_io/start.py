@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from crossdock.errors import LoadFileError
-from crossdock.placement import check_fits
+from crossdock.placement import check_fits, trivial_placement
 from crossdock.placement_io.content import read_content
 from crossdock.placement_io.load_files import read_load
 from crossdock.placement_io.placement_files import read_placement
@@ -31,8 +29,7 @@ def start_placement(
         InvalidPlacement: the placement does not fit the topology.
     """
     if init_location == "trivial":
-        slots = np.tile(np.arange(topology.num_physical_experts) % num_experts, (num_layers, 1))
-        return Placement.from_physical(slots, num_experts, active_slots=_active(topology))
+        return trivial_placement(num_layers, num_experts, topology.num_physical_experts)
     content = read_content(init_location)
     if _COUNT_KEYS & set(content.keys) or content.where.endswith(".npy"):
         load = read_load([init_location])
@@ -46,7 +43,3 @@ def start_placement(
     except Exception as error:
         raise LoadFileError(f"{content.where}: {error}") from error
     return placement
-
-
-def _active(topology: Topology) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
-    return None if topology.active_gpus is None else topology.active_slots
