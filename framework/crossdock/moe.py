@@ -75,8 +75,11 @@ class MoeBlock:
         picker = self._parts.picker
         logits, bias = picker.transform_router(self._router.logits(hidden.value), self._router.bias)
         ids, weights = self._router.select(logits, bias)
+        padded = padded_rows(self._input_rows, ctx.batch, self._sizes, self._place)
+        for start, stop in padded:
+            ids[start:stop] = -1
         ids = picker.pick(self._layer_row, ids, ids.shape[0])
-        for start, stop in padded_rows(self._input_rows, ctx.batch, self._sizes, self._place):
+        for start, stop in padded:
             ids[start:stop] = -1
         self._parts.recorder.record(self._layer_row, ids)
         return RoutedTokens(topk_ids=ids, topk_weights=weights)

@@ -61,6 +61,8 @@ class Picker(Protocol):
     def pick(self, layer: int, topk_ids: torch.Tensor, live_rows: int | torch.Tensor) -> torch.Tensor:
         """[n, K] int64 logical -> [n, K] int64 physical. ``layer`` is the MoE layer's row. Rows >= live_rows are masked to -1 afterwards.
 
+        Rows that carry no token come with ids of -1, so that a picker can count the others; what is picked for them does not matter.
+
         A picker with ``collective_per_layer`` is called on every rank for every MoE layer, zero rows included.
         """
         ...

@@ -20,9 +20,7 @@ class LocalityOptions:
     link_cost: float = option(
         "what a token costs that goes to another rank of the same machine", default=0.05, validator=_not_negative
     )
-    node_cost: float = option(
-        "what a token costs that goes to another machine", default=0.5, validator=_not_negative
-    )
+    node_cost: float = option("what a token costs that goes to another machine", default=0.5, validator=_not_negative)
     solver: Literal["auto", "torch"] = option(
         "auto: a C kernel on the CPU where a compiler is found; torch: torch operators everywhere", default="auto"
     )

@@ -1,0 +1,1 @@
+"""Policies that say whether experts should move now, one folder each."""

@@ -1,0 +1,1 @@
+"""Rebalances at every decision."""

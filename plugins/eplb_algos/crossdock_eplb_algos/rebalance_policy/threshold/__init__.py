@@ -1,0 +1,1 @@
+"""Rebalances when the load is less even than a threshold."""
