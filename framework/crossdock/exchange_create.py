@@ -1,27 +1,26 @@
-"""Chooses and opens the exchange of a job; every rank takes part, leaders get an end."""
+"""Chooses and opens how ranks reach each other outside the device: leaders among themselves, and each leader and its peers."""
 
 from __future__ import annotations
 
-import socket
-import zlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from crossdock.comm import RankComms
-from crossdock.comm_gloo import c10d
+from crossdock.comm_gloo import GlooComm, c10d
 from crossdock.errors import SelectionRefused
 from crossdock.exchange import OneReplica, StepExchange, StoreNotice
 from crossdock.exchange_gloo import GlooExchange
-from crossdock.exchange_shared import SharedMemoryExchange, SharedTable, create_table
+from crossdock.exchange_shared import SharedMemoryExchange, SharedTable, table_bytes
 from crossdock.groups import leader_ranks
+from crossdock.peer_channel import GlooPeerChannel, PeerChannel, SharedPeerChannel, channel_bytes
+from crossdock.shared_memory import machine_name, share_memory
 from crossdock.types.parallel import ParallelSizes, RankPlace
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-PATH_BYTES = 512
+Transport: TypeAlias = Literal["auto", "shm", "gloo"]
+PEER_PATIENCE = 2.0
+"""A peer waits longer than its leader may wait for other leaders, so that the error names the rank that is missing there."""
 
 
 def create_exchange(
@@ -30,7 +29,7 @@ def create_exchange(
     place: RankPlace,
     comms: RankComms,
     store: Store | None,
-    transport: Literal["auto", "shm", "gloo"] = "auto",
+    transport: Transport = "auto",
     timeout_s: float,
     machine: str | None = None,
 ) -> StepExchange | None:
@@ -49,17 +48,15 @@ def create_exchange(
     is_leader = place.rank in leaders
     if sizes.attn_dp_size == 1:
         return OneReplica() if is_leader else None
-    is_shared, table = False, None
-    if transport != "gloo":
-        is_shared, table = _open_shared(sizes, place, comms, machine or machine_name(), is_leader=is_leader)
-        if not is_shared and transport == "shm":
-            raise SelectionRefused(
-                ["shm_needs_one_machine"],
-                ["launch.exchange 'shm' needs all ranks on one machine with a common shared-memory folder: use 'gloo'"],
-            )
     notice = None if store is None else StoreNotice(store)
-    if is_shared:
-        if table is None:
+    memory = None
+    if transport != "gloo":
+        memory = share_memory(comms.host.world, table_bytes(sizes.attn_dp_size), machine or machine_name())
+        if memory is None and transport == "shm":
+            raise _no_shared_memory()
+    if memory is not None:
+        table = SharedTable.over(memory, sizes.attn_dp_size)
+        if not is_leader:
             return None
         return SharedMemoryExchange(
             table=table, attn_dp_rank=place.attn_dp_rank, leaders=leaders, timeout_s=timeout_s, notice=notice
@@ -77,39 +74,37 @@ def create_exchange(
     )
 
 
-def machine_name() -> str:
-    """Host name and boot: equal for processes that can share memory."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
+def create_peer_channel(
+    *,
+    comms: RankComms,
+    store: Store | None,
+    transport: Transport = "auto",
+    timeout_s: float,
+    machine: str | None = None,
+) -> PeerChannel | None:
+    """This rank's end of the channel between its replica's leader and the others; None without attention TP. Collective.
+
+    Raises:
+        SelectionRefused: ``shm_needs_one_machine``, on all ranks of the replica.
+    """
+    attn_tp = comms.host.attn_tp
+    if not isinstance(attn_tp, GlooComm):
+        return None
+    notice = None if store is None else StoreNotice(store)
+    patience_s = timeout_s * PEER_PATIENCE
+    if transport != "gloo":
+        memory = share_memory(attn_tp, channel_bytes(attn_tp.size), machine or machine_name())
+        if memory is not None:
+            return SharedPeerChannel(
+                memory=memory, ranks=attn_tp.ranks, index=attn_tp.rank, timeout_s=patience_s, notice=notice
+            )
+        if transport == "shm":
+            raise _no_shared_memory()
+    return GlooPeerChannel(comm=attn_tp, timeout_s=patience_s, notice=notice)
 
 
-def _open_shared(
-    sizes: ParallelSizes, place: RankPlace, comms: RankComms, machine: str, *, is_leader: bool
-) -> tuple[bool, SharedTable | None]:
-    """Whether every leader could open the table, equal on all ranks, and a leader's own. The file is gone afterwards in any case."""
-    world = comms.host.world
-    machines = world.all_gather(torch.tensor([zlib.crc32(machine.encode())]))
-    if int(machines.max()) != int(machines.min()):
-        return False, None
-    path = _created_path(sizes.attn_dp_size) if place.rank == 0 else b""
-    sent = torch.zeros(PATH_BYTES, dtype=torch.uint8)
-    sent[: len(path)] = torch.frombuffer(bytearray(path), dtype=torch.uint8) if path else sent[:0]
-    received = world.broadcast(sent, 0).numpy().tobytes().rstrip(b"\0")
-    table = None
-    if is_leader and received:
-        try:
-            table = SharedTable(path=Path(received.decode()), replicas=sizes.attn_dp_size)
-        except OSError:
-            table = None
-    opened = world.all_gather(torch.tensor([int(table is not None or not is_leader)]))
-    if place.rank == 0 and received:
-        Path(received.decode()).unlink(missing_ok=True)
-    return bool(opened.all()) and bool(received), table
-
-
-def _created_path(replicas: int) -> bytes:
-    """Empty when there is no room for a table."""
-    try:
-        return str(create_table(replicas)).encode()
-    except OSError:
-        return b""
+def _no_shared_memory() -> SelectionRefused:
+    return SelectionRefused(
+        ["shm_needs_one_machine"],
+        ["launch.exchange 'shm' needs all ranks on one machine with a common shared-memory folder: use 'gloo'"],
+    )

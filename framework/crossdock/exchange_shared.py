@@ -7,27 +7,22 @@ are seen in this order on x86; other architectures would need a fence.
 
 from __future__ import annotations
 
-import mmap
 import os
-import secrets
-import tempfile
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from crossdock.errors import RankLost
+from crossdock.errors import ExchangeTimeout, RankLost
 from crossdock.exchange import (
-    NOTICE_POLL_S,
     RECORD_FIELDS,
     AbortNotice,
     missing_replicas,
     record_values,
     records_of,
 )
+from crossdock.shared_memory import Processes, Watch
 from crossdock.types.step import StepRecord
 
 LINE_INTS = 8
@@ -35,73 +30,50 @@ LINE_INTS = 8
 ROW_INTS = -(-(1 + len(RECORD_FIELDS)) // LINE_INTS) * LINE_INTS
 RECORD = slice(1, 1 + len(RECORD_FIELDS))
 """Of a row, after its sequence number."""
-HEADER_INTS = LINE_INTS
 ABORT_BYTES = 2048
-SPINS = 20
-"""Looks before the first yield: everybody is there already, or arrives within microseconds."""
-YIELDS = 50
-"""Yields before the first sleep: with more ranks than cores somebody else needs this one."""
-SHORTEST_SLEEP_S = 20e-6
-LONGEST_SLEEP_S = 1e-3
-SLEEP_SHARE = 0.05
-"""A sleep is at most this share of the wait so far, so sleeping adds no more than that to it."""
-
-
-def shared_folder() -> Path:
-    """Memory-backed where the machine has such a folder."""
-    shm = Path("/dev/shm")
-    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def create_table(replicas: int) -> Path:
-    """A new zeroed table for so many replicas. The creator removes the file as soon as all leaders have opened it: then nothing is left
-    behind, however the processes end."""
-    path = shared_folder() / f"crossdock-step-{os.getpid()}-{secrets.token_hex(8)}"
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    try:
-        os.ftruncate(descriptor, table_bytes(replicas))
-    finally:
-        os.close(descriptor)
-    return path
 
 
 def table_bytes(replicas: int) -> int:
-    return 8 * (HEADER_INTS + 2 * replicas * ROW_INTS) + ABORT_BYTES
+    """Size of the shared table: length of the abort message, pids, two buffers of rows, the message."""
+    return 8 * (LINE_INTS + replicas * LINE_INTS + 2 * replicas * ROW_INTS) + ABORT_BYTES
 
 
-@attrs.define(eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class SharedTable:
-    """A mapped table. ``header[0]``: length of the abort message, 0 while there is none."""
+    """The parts of the shared bytes."""
 
-    path: Path
-    replicas: int
-    header: npt.NDArray[np.int64] = attrs.field(init=False)
-    rows: npt.NDArray[np.int64] = attrs.field(init=False)
+    abort_length: npt.NDArray[np.int64]
+    """[0]: 0 while there is no abort message."""
+    pids: npt.NDArray[np.int64]
+    """[replicas]."""
+    rows: npt.NDArray[np.int64]
     """[2, replicas, ROW_INTS]: sequence number, then the record."""
-    message: npt.NDArray[np.uint8] = attrs.field(init=False)
+    message: npt.NDArray[np.uint8]
 
-    def __attrs_post_init__(self) -> None:
-        descriptor = os.open(self.path, os.O_RDWR)
-        try:
-            memory = mmap.mmap(descriptor, table_bytes(self.replicas))
-        finally:
-            os.close(descriptor)
-        ints = np.frombuffer(memory, dtype=np.int64, count=HEADER_INTS + 2 * self.replicas * ROW_INTS)
-        self.header = ints[:HEADER_INTS]
-        self.rows = ints[HEADER_INTS:].reshape(2, self.replicas, ROW_INTS)
-        self.message = np.frombuffer(memory, dtype=np.uint8, offset=ints.nbytes, count=ABORT_BYTES)
+    @staticmethod
+    def over(memory: npt.NDArray[np.uint8], replicas: int) -> SharedTable:
+        ints = memory[: table_bytes(replicas) - ABORT_BYTES].view(np.int64)
+        pids, rows = np.split(ints[LINE_INTS:], [replicas * LINE_INTS])
+        return SharedTable(
+            abort_length=ints[:1],
+            pids=pids.reshape(replicas, LINE_INTS)[:, 0],
+            rows=rows.reshape(2, replicas, ROW_INTS),
+            message=memory[table_bytes(replicas) - ABORT_BYTES :],
+        )
 
     def abort(self, message: str) -> None:
-        """The first message stays."""
-        if self.header[0]:
+        """The first message stays: it names the culprit, later ones its consequences."""
+        if self.abort_length[0]:
             return
         data = (message or "stopped").encode()[:ABORT_BYTES]
         self.message[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-        self.header[0] = len(data)
+        self.abort_length[0] = len(data)
 
-    def abort_message(self) -> str | None:
-        length = int(self.header[0])
-        return self.message[:length].tobytes().decode(errors="replace") if length else None
+    def check_abort(self) -> None:
+        """Raises ``RankLost`` when there is a message."""
+        length = int(self.abort_length[0])
+        if length:
+            raise RankLost(self.message[:length].tobytes().decode(errors="replace"))
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -116,20 +88,28 @@ class SharedMemoryExchange:
     notice: AbortNotice | None = None
     waited_s: float = attrs.field(default=0.0, init=False)
     _sequence: int = attrs.field(default=0, init=False)
+    _processes: Processes | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.table.pids[self.attn_dp_rank] = os.getpid()
 
     @property
     def transport(self) -> str:
         return "shm"
 
     def exchange(self, record: StepRecord) -> tuple[StepRecord, ...]:
-        self._sequence += 1
-        rows = self.table.rows[self._sequence % 2]
+        self._sequence = sequence = self._sequence + 1
+        rows = self.table.rows[sequence % 2]
         own = rows[self.attn_dp_rank]
         own[RECORD] = record_values(record)
-        own[0] = self._sequence
-        started_s = time.monotonic()
-        self._wait(rows[:, 0], record, started_s)
-        self.waited_s = time.monotonic() - started_s
+        own[0] = sequence
+        sequences, aborted = rows[:, 0], self.table.abort_length
+        watch = Watch(timeout_s=self.timeout_s, check=self._check)
+        try:
+            self.waited_s = watch.until(lambda: bool(sequences.min() >= sequence or aborted[0]))
+        except TimeoutError:
+            raise self._timeout(sequences, record) from None
+        self.table.check_abort()
         return records_of(rows[:, RECORD].tolist())
 
     def abort(self, message: str) -> None:
@@ -140,35 +120,22 @@ class SharedMemoryExchange:
     def close(self) -> None:
         """The memory goes with the last process that maps it."""
 
-    def _wait(self, sequences: npt.NDArray[np.int64], record: StepRecord, started_s: float) -> None:
-        looks = 0
-        noticed_s = started_s
-        while True:
-            if self.table.header[0]:
-                raise RankLost(str(self.table.abort_message()))
-            if int(sequences.min()) >= self._sequence:
-                return
-            looks += 1
-            if looks <= SPINS:
-                continue
-            if looks <= SPINS + YIELDS:
-                os.sched_yield()
-                continue
-            now_s = time.monotonic()
-            if now_s - started_s > self.timeout_s:
-                raise self._timeout(sequences, record)
-            if now_s - noticed_s > NOTICE_POLL_S:
-                noticed_s = now_s
-                self._read_notice()
-            time.sleep(min(max((now_s - started_s) * SLEEP_SHARE, SHORTEST_SLEEP_S), LONGEST_SLEEP_S))
-
-    def _read_notice(self) -> None:
+    def _check(self) -> None:
+        """A notice, or a leader that has ended. Pids are complete once somebody has exchanged; a first wait may be before that."""
         message = None if self.notice is None else self.notice.read()
         if message is not None:
             self.table.abort(message)
             raise RankLost(message)
+        if self._processes is None and self.table.pids.all():
+            self._processes = Processes.of(self.table.pids.tolist(), self.leaders)
+        if self._processes is not None:
+            try:
+                self._processes.check()
+            except RankLost as lost:
+                self.table.abort(str(lost))
+                raise
 
-    def _timeout(self, sequences: npt.NDArray[np.int64], record: StepRecord) -> Exception:
+    def _timeout(self, sequences: npt.NDArray[np.int64], record: StepRecord) -> ExchangeTimeout:
         missing = [replica for replica, sequence in enumerate(sequences.tolist()) if sequence < self._sequence]
         before = self.table.rows[(self._sequence - 1) % 2].copy()
         seen = [records_of([row[RECORD].tolist()])[0] if row[0] else None for row in before]

@@ -9,21 +9,15 @@ import attrs
 import msgspec
 import torch
 
-from crossdock.comm_gloo import GlooComm, c10d
 from crossdock.engine_seams import AgreedStep
 from crossdock.errors import AgreementError, ExchangeTimeout, MisuseError
 from crossdock.exchange import AbortNotice, StepExchange
-from crossdock.exchange_gloo import wait_for
+from crossdock.peer_channel import PeerChannel
 from crossdock.step import StepRules, decide_step
 from crossdock.types.comm import GroupComm
 from crossdock.types.step import StepPlan, StepRecord
 
 PLAN_FIELDS = tuple(field.name for field in attrs.fields(StepPlan))
-LENGTH_BYTES = 8
-FIRST_BYTES = 1 << 14
-"""Of the one message that nearly always suffices; a longer one is followed by its rest."""
-LEADER_MARGIN_S = 5.0
-"""A peer waits longer than its leader may wait for other leaders, so that the error names the rank that is missing there."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,48 +30,6 @@ class PeerStep:
     records: tuple[StepRecord, ...]
     message: bytes
     """Belongs to the engine."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class PeerChannel:
-    """Messages from a leader to the other attention-TP ranks of its replica, as bytes in uint8 tensors over gloo."""
-
-    comm: GlooComm
-    timeout_s: float
-    notice: AbortNotice | None = None
-
-    def send(self, data: bytes) -> None:
-        """The leader's side; collective over the replica's ranks."""
-        first = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
-        framed = len(data).to_bytes(LENGTH_BYTES, "little") + data
-        head = framed[:FIRST_BYTES]
-        first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        self._broadcast(first)
-        if len(framed) > FIRST_BYTES:
-            self._broadcast(torch.frombuffer(bytearray(framed[FIRST_BYTES:]), dtype=torch.uint8))
-
-    def receive(self) -> bytes:
-        """A peer's side of ``send``.
-
-        Raises:
-            TimeoutError: nothing came in time.
-            RankLost: the leader has ended, or somebody called for a stop.
-        """
-        first = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
-        self._broadcast(first)
-        head = first.numpy().tobytes()
-        length = int.from_bytes(head[:LENGTH_BYTES], "little")
-        data = head[LENGTH_BYTES : LENGTH_BYTES + length]
-        if len(data) == length:
-            return data
-        rest = torch.zeros(length - len(data), dtype=torch.uint8)
-        self._broadcast(rest)
-        return data + rest.numpy().tobytes()
-
-    def _broadcast(self, buffer: torch.Tensor) -> None:
-        with self.comm.named_failure("step message"):
-            work = c10d.broadcast(buffer, self.comm.ranks[0], group=self.comm.group, async_op=True)
-            wait_for(work, self.timeout_s, self.notice)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -128,7 +80,7 @@ class RankSync:
         """
         if self.peers is None:
             raise MisuseError("there is no leader to follow without attention TP")
-        leader = self.peers.comm.ranks[0]
+        leader = self.peers.leader
         try:
             told = msgspec.msgpack.decode(self.peers.receive(), type=PeerStep)
         except TimeoutError:

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from crossdock.comm import RankComms
-from crossdock.comm_gloo import GlooComm
 from crossdock.engine_seams import StepSync
 from crossdock.exchange import StoreNotice
-from crossdock.exchange_create import create_exchange
+from crossdock.exchange_create import create_exchange, create_peer_channel
 from crossdock.rank_plan import RankPlan
-from crossdock.rank_sync import LEADER_MARGIN_S, PeerChannel, RankSync
+from crossdock.rank_sync import RankSync
 from crossdock.step import StepRules
 
 if TYPE_CHECKING:
@@ -39,10 +38,7 @@ def open_step_sync(plan: RankPlan, rules: StepRules, comms: RankComms, store: St
         transport=launch.exchange,
         timeout_s=launch.step_deadline_s,
     )
-    peers = None
-    attn_tp = comms.host.attn_tp
-    if isinstance(attn_tp, GlooComm):
-        peers = PeerChannel(comm=attn_tp, timeout_s=launch.step_deadline_s + LEADER_MARGIN_S, notice=notice)
+    peers = create_peer_channel(comms=comms, store=store, transport=launch.exchange, timeout_s=launch.step_deadline_s)
     try:
         yield RankSync(rules=rules, exchange=exchange, peers=peers, notice=notice)
     finally:

@@ -10,10 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from crossdock.exchange_create import create_exchange
+from crossdock.exchange_create import create_exchange, create_peer_channel
 from crossdock.groups import leader_ranks, resolve_sizes
 from crossdock.padding import make_padding
-from crossdock.rank_sync import PeerChannel, RankSync
+from crossdock.rank_sync import RankSync
 from crossdock.step import StepRules
 from crossdock.testing.world import RankContext, RankPool
 from crossdock.types.step import ForwardMode, StepRecord
@@ -49,13 +49,12 @@ def whole_steps(context: RankContext, attn_dp_size: int) -> tuple[float, float, 
     """The same for record, decision and message to the peers."""
     sizes = resolve_sizes(ranks=context.size, attn_dp_size=attn_dp_size)
     comms = context.comms_of(sizes)
-    has_peers = sizes.attn_tp_size > 1
     sync = RankSync(
         rules=StepRules(sizes=sizes, padding=make_padding("cost", {}), hidden_size=512, itemsize=4),
         exchange=create_exchange(
             sizes=sizes, place=context.place(sizes), comms=comms, store=None, transport="auto", timeout_s=60.0
         ),
-        peers=PeerChannel(comm=comms.attn_tp, timeout_s=60.0) if has_peers else None,
+        peers=create_peer_channel(comms=comms, store=None, timeout_s=60.0),
     )
     is_leader = context.rank in leader_ranks(sizes)
     message = bytes(1000)

@@ -3,15 +3,18 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 from crossdock.comm import local_comms
 from crossdock.errors import ExchangeTimeout, RankLost, SelectionRefused
 from crossdock.exchange import OneReplica
 from crossdock.exchange_create import create_exchange
-from crossdock.exchange_shared import SharedMemoryExchange, SharedTable, create_table, shared_folder
+from crossdock.exchange_shared import SharedMemoryExchange, SharedTable, table_bytes
 from crossdock.groups import rank_place, resolve_sizes
+from crossdock.shared_memory import shared_folder
 from crossdock.testing.world import RankFailure, RankPool
 from crossdock.types.step import StepRecord
 
@@ -122,22 +125,36 @@ def test_the_wait_is_measured_on_the_rank_that_waits(rank_pool):
     assert waited_s[1] < 0.2
 
 
-def tables():
-    return sorted(path.name for path in shared_folder().glob("crossdock-step-*"))
+def shared_files():
+    return sorted(path.name for path in shared_folder().glob(f"crossdock-{os.getpid()}-*"))
 
 
-def open_and_die(context):
-    opened(context)
-    if context.rank == 0:
+def files_while_open(context):
+    exchange = opened(context)
+    exchange.exchange(StepRecord())
+    return shared_files()
+
+
+def test_no_file_is_left_to_clean_up_as_soon_as_the_exchange_is_open(rank_pool):
+    assert rank_pool(2).run(files_while_open) == [[], []]
+
+
+def wait_for_a_killed_one(context, report):
+    exchange = opened(context, timeout_s=60.0)
+    exchange.exchange(StepRecord())
+    if context.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        exchange.exchange(StepRecord(step=1))
+    except RankLost as error:
+        Path(report).write_text(f"{error.rank} {error}")
 
 
-def test_nothing_is_left_behind_when_the_creator_is_killed():
-    before = tables()
-    with RankPool(2) as pool:
-        with pytest.raises(RankFailure):
-            pool.run(open_and_die)
-    assert tables() == before
+def test_a_killed_rank_is_noticed_and_named_long_before_the_deadline(tmp_path):
+    report = tmp_path / "report"
+    with RankPool(2) as pool, pytest.raises(RankFailure, match="the process ended"):
+        pool.run(wait_for_a_killed_one, str(report), timeout_s=30)
+    assert report.read_text().startswith("1 the process of rank 1 (pid ")
 
 
 def different_machines(context, transport):
@@ -161,11 +178,7 @@ def test_one_replica_exchanges_nothing():
 
 
 def test_the_first_abort_message_stays_because_it_names_the_culprit():
-    path = create_table(2)
-    try:
-        table = SharedTable(path=path, replicas=2)
-    finally:
-        path.unlink()
+    table = SharedTable.over(np.zeros(table_bytes(2), dtype=np.uint8), 2)
     exchange = SharedMemoryExchange(table=table, attn_dp_rank=0, leaders=(0, 1), timeout_s=1.0)
     exchange.abort("rank 1 is out of memory")
     exchange.abort("rank 0 lost rank 1")

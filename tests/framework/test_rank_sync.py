@@ -8,10 +8,11 @@ from pathlib import Path
 import attrs
 import pytest
 from crossdock.errors import AgreementError, ExchangeTimeout, MisuseError, RankLost
-from crossdock.exchange_create import create_exchange
+from crossdock.exchange_create import create_exchange, create_peer_channel
 from crossdock.groups import leader_ranks, resolve_sizes
 from crossdock.padding import make_padding
-from crossdock.rank_sync import FIRST_BYTES, PeerChannel, RankSync, prove_same_plan
+from crossdock.peer_channel import CHUNK_BYTES
+from crossdock.rank_sync import RankSync, prove_same_plan
 from crossdock.step import StepRules, decide_step
 from crossdock.testing.world import RankFailure, RankPool
 from crossdock.types.step import ForwardMode, StepRecord
@@ -24,13 +25,13 @@ def rules(sizes):
     return StepRules(sizes=sizes, padding=make_padding("cost", {}), hidden_size=8, itemsize=4)
 
 
-def sync_of(context, sizes, timeout_s=20.0, proves=False):
+def sync_of(context, sizes, timeout_s=20.0, proves=False, transport="auto"):
     comms = context.comms_of(sizes)
     exchange = create_exchange(sizes=sizes, place=context.place(sizes), comms=comms, store=None, timeout_s=timeout_s)
     return RankSync(
         rules=rules(sizes),
         exchange=exchange,
-        peers=PeerChannel(comm=comms.attn_tp, timeout_s=timeout_s),
+        peers=create_peer_channel(comms=comms, store=None, transport=transport, timeout_s=timeout_s),
         proof_group=comms.world if proves else None,
     )
 
@@ -39,9 +40,9 @@ def decode(rank, step):
     return StepRecord(num_tokens=rank + 1, step=step, eplb_pass=step, local_forward_mode=ForwardMode.DECODE, has_work=1)
 
 
-def run_steps(context, messages):
+def run_steps(context, transport, messages):
     """Plans and messages as this rank saw them."""
-    sync = sync_of(context, FOUR, proves=True)
+    sync = sync_of(context, FOUR, proves=True, transport=transport)
     seen = []
     for step, message in enumerate(messages):
         if context.rank in leader_ranks(FOUR):
@@ -53,10 +54,14 @@ def run_steps(context, messages):
     return seen
 
 
-def test_peers_get_plan_records_and_message_whatever_its_length(rank_pool):
-    lengths = [0, 1, FIRST_BYTES - 600, FIRST_BYTES - 1, FIRST_BYTES, 3 * FIRST_BYTES + 7]
+BOTH = pytest.mark.parametrize("transport", ["shm", "gloo"])
+
+
+@BOTH
+def test_peers_get_plan_records_and_message_whatever_its_length(rank_pool, transport):
+    lengths = [0, 1, CHUNK_BYTES - 600, CHUNK_BYTES - 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 7]
     messages = [bytes(number % 251 for number in range(length)) for length in lengths]
-    results = rank_pool(4).run(run_steps, messages)
+    results = rank_pool(4).run(run_steps, transport, messages)
     for step, message in enumerate(messages):
         plan, records, got = results[0][step]
         assert got == message and plan.live_tokens == (1, 3) and plan.step == step
@@ -81,10 +86,10 @@ def test_a_peer_at_another_step_than_its_leader_is_an_error(rank_pool):
     assert field == "step"
 
 
-def silent_leader(context):
-    sync = sync_of(context, TWO_PEERS, timeout_s=0.5)
+def silent_leader(context, transport):
+    sync = sync_of(context, TWO_PEERS, timeout_s=0.5, transport=transport)
     if context.rank == 0:
-        time.sleep(1.0)
+        time.sleep(1.5)
         return None
     try:
         sync.follow(3, 3)
@@ -92,15 +97,16 @@ def silent_leader(context):
         return str(error), error.missing_ranks
 
 
-def test_a_silent_leader_is_named_by_its_peers():
+@BOTH
+def test_a_silent_leader_is_named_by_its_peers(transport):
     with RankPool(2) as pool:
-        message, missing = pool.run(silent_leader)[1]
-    assert message.startswith("step 3: rank 0, the leader of this replica, sent no step within 0.5 s")
+        message, missing = pool.run(silent_leader, transport)[1]
+    assert message.startswith("step 3: rank 0, the leader of this replica, sent no step within 1 s")
     assert missing == (0,)
 
 
-def dying_leader(context, report):
-    sync = sync_of(context, TWO_PEERS, timeout_s=60.0)
+def dying_leader(context, transport, report):
+    sync = sync_of(context, TWO_PEERS, timeout_s=60.0, transport=transport)
     if context.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
@@ -109,11 +115,18 @@ def dying_leader(context, report):
         Path(report).write_text(str(error))
 
 
-def test_a_leader_that_is_killed_is_noticed_long_before_the_deadline(tmp_path):
+@pytest.mark.parametrize(
+    ("transport", "sentence"),
+    [
+        ("shm", "the process of rank 0 (pid "),
+        ("gloo", "step message over ranks 0, 1 failed, a peer has ended or stopped"),
+    ],
+)
+def test_a_leader_that_is_killed_is_noticed_long_before_the_deadline(tmp_path, transport, sentence):
     report = tmp_path / "report"
     with RankPool(2) as pool, pytest.raises(RankFailure, match="the process ended"):
-        pool.run(dying_leader, str(report), timeout_s=30)
-    assert "step message over ranks 0, 1 failed, a peer has ended or stopped" in report.read_text()
+        pool.run(dying_leader, transport, str(report), timeout_s=30)
+    assert sentence in report.read_text()
 
 
 def wrong_side(context):

@@ -1,0 +1,156 @@
+"""Memory that processes of one machine share, and waiting for what another process writes there.
+
+A file in a memory-backed folder, mapped by everyone and removed at once: nothing is left behind, however the processes end. (The standard
+library's ``SharedMemory`` starts a tracker process in every rank and unlinks at exit, which a killed creator never reaches.)
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+
+from crossdock.errors import RankLost
+from crossdock.types.comm import GroupComm
+
+PATH_BYTES = 512
+SPINS = 20
+"""Looks before the first yield: everybody is there already, or arrives within microseconds."""
+YIELDS = 50
+"""Yields before the first sleep: with more ranks than cores somebody else needs this one."""
+SHORTEST_SLEEP_S = 20e-6
+LONGEST_SLEEP_S = 1e-3
+SLEEP_SHARE = 0.05
+"""A sleep is at most this share of the wait so far, so sleeping adds no more than that to it."""
+CHECK_S = 0.2
+"""How often a long wait looks whether the others are still alive."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Watch:
+    """What ends a wait besides its condition: a deadline, a dead process, a notice."""
+
+    timeout_s: float
+    check: Callable[[], None]
+    """Called now and then in a long wait; raises what ends it."""
+
+    def until(self, is_met: Callable[[], bool]) -> float:
+        """Seconds until ``is_met``: looks, then yields, then sleeps.
+
+        Raises:
+            TimeoutError: not met within ``timeout_s``.
+        """
+        started_s = checked_s = time.monotonic()
+        looks = 0
+        while not is_met():
+            looks += 1
+            if looks <= SPINS:
+                continue
+            if looks <= SPINS + YIELDS:
+                os.sched_yield()
+                continue
+            now_s = time.monotonic()
+            if now_s - started_s > self.timeout_s:
+                raise TimeoutError
+            if now_s - checked_s > CHECK_S:
+                checked_s = now_s
+                self.check()
+            time.sleep(min(max((now_s - started_s) * SLEEP_SHARE, SHORTEST_SLEEP_S), LONGEST_SLEEP_S))
+        return time.monotonic() - started_s
+
+
+@attrs.frozen
+class Processes:
+    """The processes of ranks on this machine, to notice one that is gone."""
+
+    by_rank: dict[int, psutil.Process]
+
+    @staticmethod
+    def of(pids: Sequence[int], ranks: Sequence[int]) -> Processes:
+        """Processes that can be seen from here; in another pid namespace there are none, and only the deadline helps."""
+        found: dict[int, psutil.Process] = {}
+        for rank, pid in zip(ranks, pids, strict=True):
+            if pid != os.getpid() and psutil.pid_exists(pid):
+                found[rank] = psutil.Process(pid)
+        return Processes(found)
+
+    def check(self) -> None:
+        """Raises ``RankLost`` for a process that has ended."""
+        for rank, process in self.by_rank.items():
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                raise RankLost(f"the process of rank {rank} (pid {process.pid}) has ended; see its log", rank=rank)
+
+
+def shared_folder() -> Path:
+    """Memory-backed where the machine has such a folder."""
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def machine_name() -> str:
+    """Host name and boot: equal for processes that can share memory."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
+
+
+def share_memory(comm: GroupComm, num_bytes: int, machine: str) -> npt.NDArray[np.uint8] | None:
+    """Zeroed bytes that all members of a group see; None, on all of them, when they cannot share. Collective, CPU tensors.
+
+    Args:
+        machine: name of this rank's machine; members on different ones share nothing.
+    """
+    names = comm.all_gather(torch.tensor([zlib.crc32(machine.encode())]))
+    if int(names.max()) != int(names.min()):
+        return None
+    path = _created(num_bytes) if comm.rank == 0 else b""
+    sent = torch.zeros(PATH_BYTES, dtype=torch.uint8)
+    if path:
+        sent[: len(path)] = torch.frombuffer(bytearray(path), dtype=torch.uint8)
+    received = Path(comm.broadcast(sent, 0).numpy().tobytes().rstrip(b"\0").decode())
+    memory = _mapped(received, num_bytes)
+    opened = comm.all_gather(torch.tensor([int(memory is not None)]))
+    if path:
+        received.unlink(missing_ok=True)
+    return memory if bool(opened.all()) else None
+
+
+def _created(num_bytes: int) -> bytes:
+    """Path of a new zeroed file; empty when there is no room."""
+    path = shared_folder() / f"crossdock-{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    except OSError:
+        return b""
+    try:
+        os.posix_fallocate(descriptor, 0, num_bytes)
+    except OSError:
+        path.unlink(missing_ok=True)
+        return b""
+    finally:
+        os.close(descriptor)
+    return str(path).encode()
+
+
+def _mapped(path: Path, num_bytes: int) -> npt.NDArray[np.uint8] | None:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)
