@@ -198,8 +198,11 @@ def load_kernels(slot: SlotBuffers, bucket: int, hidden_size: int, dtype: torch.
     Loading a kernel waits for the device. On ranks that share a device a rank's load would wait for its own spinning kernel.
     """
 
+    alive: list[torch.Tensor] = []
+
     def never_waits(flags: HostBuffer) -> HostBuffer:
         scratch = [torch.zeros_like(flags.local) for _ in range(WORLD)]
+        alive.extend(scratch)
         addresses = torch.tensor([buffer.data_ptr() for buffer in scratch], dtype=torch.int64, device=DEVICE)
         return HostBuffer(local=torch.ones_like(flags.local), addresses=addresses)
 

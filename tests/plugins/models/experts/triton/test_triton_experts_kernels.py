@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import attrs
 import pytest
 import torch
 
@@ -77,6 +78,30 @@ def test_rows_come_back_as_the_weighted_sum_of_their_experts(rows: int, kind: st
     want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
     tolerance = FP32_TOLERANCE if DEVICE.type == "cpu" else BF16_TOLERANCE  # Triton's fp32 dot is tf32 on a device
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_descriptors_give_the_same_rows_as_pointers(rows: int) -> None:
+    """An inner size that no column tile divides: a gate tile reaches into the up rows."""
+    ids, weights = routing(rows, 3, 2, "random")
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 64, generator=generator).to(DEVICE)
+    experts = GroupedWeights(
+        gate_up=(torch.randn(3, 2 * 48, 64, generator=generator) / 8).to(DEVICE),
+        down=(torch.randn(3, 64, 48, generator=generator) / 7).to(DEVICE),
+    )
+    tiles = attrs.evolve(SMALL, gate_columns=32, down_columns=64, descriptors=True)
+    got = grouped_swiglu(x, ids, weights, experts, tiles)
+    want = grouped_swiglu(x, ids, weights, experts, attrs.evolve(tiles, descriptors=False))
+    torch.testing.assert_close(got, want, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE)
+
+
+def test_pairs_of_several_segments_keep_the_input_order() -> None:
+    ids, _ = routing(900, 5, 3, "random")
+    pairs, experts = block_order(ids, 5, 16)
+    want_pairs, want_experts = block_order_torch(ids, 5, 16, max_blocks(ids.numel(), 5, 16))
+    assert torch.equal(pairs, want_pairs)
+    assert torch.equal(experts, want_experts)
 
 
 def test_fp8_weights_are_read_with_the_scale_of_their_block() -> None:

@@ -6,6 +6,8 @@ import torch
 
 SCAN_PAIRS = 1024
 """Pairs that a program looks at together."""
+MAX_SEGMENTS = 32
+"""Programs an expert; each looks at a segment of the pairs."""
 
 
 def max_blocks(num_pairs: int, num_experts: int, block_rows: int) -> int:
@@ -27,18 +29,30 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> t
     # Imported at the first call: CPU installations have no triton.
     import triton
 
-    from crossdock_models.experts.triton.kernels.block_order_triton import block_order_kernel
+    from crossdock_models.experts.triton.kernels.block_order_triton import count_pairs_kernel, place_pairs_kernel
 
-    block_order_kernel[(num_experts,)](
-        local_ids.contiguous(),
+    local_ids = local_ids.contiguous()
+    scan = min(SCAN_PAIRS, max(16, triton.next_power_of_2(num_pairs)))
+    segments = min(MAX_SEGMENTS, triton.next_power_of_2(triton.cdiv(num_pairs, scan)))
+    segment_pairs = triton.cdiv(triton.cdiv(num_pairs, segments), scan) * scan
+    experts_block = triton.next_power_of_2(num_experts + 1)
+    counts = torch.empty(segments, experts_block, dtype=torch.int32, device=local_ids.device)
+    count_pairs_kernel[(segments,)](
+        local_ids, counts, num_pairs, segment_pairs, experts_block=experts_block, scan=scan, num_warps=4
+    )
+    place_pairs_kernel[(num_experts, segments)](
+        local_ids,
+        counts,
         pairs,
         block_experts,
         num_pairs,
+        segment_pairs,
         num_experts,
         blocks,
         block_rows=block_rows,
-        experts_block=triton.next_power_of_2(num_experts + 1),
-        scan=min(SCAN_PAIRS, max(16, triton.next_power_of_2(num_pairs))),
+        experts_block=experts_block,
+        segments=segments,
+        scan=scan,
         num_warps=4,
     )
     return pairs, block_experts

@@ -60,9 +60,17 @@ def grouped_swiglu(
     activated = torch.empty(blocks * tiles.rows, inner_size, dtype=rows.dtype, device=rows.device)
     gate_scale = experts.gate_up_scale if experts.gate_up_scale is not None else weights
     down_scale = experts.down_scale if experts.down_scale is not None else weights
+    described = tiles.descriptors and not quantised and hidden_size % tiles.inner == 0 and inner_size % tiles.inner == 0
+    gate_up, down, activated_rows = experts.gate_up, experts.down, activated
+    if described:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        gate_up = TensorDescriptor.from_tensor(gate_up.view(-1, hidden_size), [tiles.gate_columns, tiles.inner])
+        down = TensorDescriptor.from_tensor(down.view(-1, inner_size), [tiles.down_columns, tiles.inner])
+        activated_rows = TensorDescriptor.from_tensor(activated, [tiles.rows, tiles.inner])
     gate_up_kernel[(blocks * triton.cdiv(inner_size, tiles.gate_columns),)](
         rows,
-        experts.gate_up,
+        gate_up,
         gate_scale,
         pairs,
         block_experts,
@@ -79,13 +87,14 @@ def grouped_swiglu(
         block_inner=tiles.inner,
         group=tiles.group,
         weight_blocks=quantised,
+        descriptors=described,
         num_warps=tiles.gate_warps,
         num_stages=tiles.gate_stages,
     )
     parts = torch.empty(num_rows * top_k, hidden_size, dtype=rows.dtype, device=rows.device)
     down_kernel[(blocks * triton.cdiv(hidden_size, tiles.down_columns),)](
-        activated,
-        experts.down,
+        activated_rows,
+        down,
         down_scale,
         pairs,
         block_experts,
@@ -102,6 +111,7 @@ def grouped_swiglu(
         block_inner=tiles.inner,
         group=tiles.group,
         weight_blocks=quantised,
+        descriptors=described,
         num_warps=tiles.down_warps,
         num_stages=tiles.down_stages,
     )

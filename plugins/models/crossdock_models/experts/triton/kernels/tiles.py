@@ -18,6 +18,8 @@ class Tiles:
     gate_stages: int
     down_warps: int
     down_stages: int
+    descriptors: bool = False
+    """Weights come through tensor descriptors (the bulk copy engine); the inner step must divide both sizes."""
 
 
 FEW = Tiles(
@@ -64,9 +66,10 @@ LARGE = Tiles(
     inner=64,
     group=8,
     gate_warps=8,
-    gate_stages=3,
+    gate_stages=4,
     down_warps=8,
-    down_stages=3,
+    down_stages=4,
+    descriptors=True,
 )
 """Prefill: bound by arithmetic."""
 
@@ -81,4 +84,8 @@ def choose_tiles(rows_per_expert: float, quantised: bool) -> Tiles:
         tiles = MANY
     else:
         tiles = LARGE
-    return attrs.evolve(tiles, inner=128, gate_stages=2, down_stages=2) if quantised and tiles.inner != 128 else tiles
+    return (
+        attrs.evolve(tiles, inner=128, gate_stages=2, down_stages=2, descriptors=False)
+        if quantised and tiles.inner != 128
+        else tiles
+    )
