@@ -44,8 +44,7 @@ def own_quotas(
     for groups in (num_nodes, 1) if num_nodes > 1 else (1,):
         sent, held, wanted = _matched(held, wanted, own_rank, groups)
         own += sent
-    reached = torch.nn.functional.pad(own, (0, 1)).gather(1, copies.ranks)
-    return reached
+    return torch.nn.functional.pad(own, (0, 1)).gather(1, copies.ranks)
 
 
 def copy_of_tokens(
