@@ -1,10 +1,11 @@
 /* All local experts of a layer on rows by token: group, gate and up, SwiGLU, down, weighted sum, in one call. */
 #include <stdlib.h>
 
-#include "row_dot.h"
+#include "panel_dot.h"
 
 /* Rows handled at once: their copies stay in the L2 cache while the expert's weights stream past. */
 #define CHUNK_ROWS 48
+_Static_assert(CHUNK_ROWS >= PANEL_ROWS, "a panel's buffers are those of a chunk");
 
 struct grouped_mlp {
     const void *rows;      /* [num_rows, hidden], float32 or bf16 */
@@ -49,15 +50,31 @@ static void swiglu(float *gate_up, size_t intermediate) {
     }
 }
 
+/* The two matrices of an expert. */
+ALWAYS_INLINE void expert_weights(enum weight_kind kind, const struct grouped_mlp *a, size_t expert, struct weights *gate_up,
+                                  struct weights *down) {
+    size_t h = a->hidden, i = a->intermediate, item = item_bytes(kind);
+    size_t hidden_blocks = (h + SCALE_BLOCK - 1) / SCALE_BLOCK, inner_blocks = (i + SCALE_BLOCK - 1) / SCALE_BLOCK;
+    gate_up->data = (const char *)a->gate_up + expert * 2 * i * h * item;
+    gate_up->scales = a->gate_up_scale ? a->gate_up_scale + expert * 2 * inner_blocks * hidden_blocks : NULL;
+    gate_up->scale_columns = hidden_blocks;
+    gate_up->rows_per_half = i;
+    down->data = (const char *)a->down + expert * h * i * item;
+    down->scales = a->down_scale ? a->down_scale + expert * hidden_blocks * inner_blocks : NULL;
+    down->scale_columns = inner_blocks;
+    down->rows_per_half = h;
+}
+
+static float weight_of(const struct grouped_mlp *a, int32_t pair) {
+    return a->weights[pair / a->top_k * a->weights_stride + pair % a->top_k];
+}
+
+/* Up to CHUNK_ROWS rows of an expert, by row dots. */
 ALWAYS_INLINE void expert_chunk(enum weight_kind kind, const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m,
                                 const struct scratch *s) {
-    size_t h = a->hidden, i = a->intermediate, item = item_bytes(kind);
-    size_t row_item = kind == KIND_BF16 ? sizeof(bf16_row_t) : 4;
-    size_t hidden_blocks = (h + SCALE_BLOCK - 1) / SCALE_BLOCK, inner_blocks = (i + SCALE_BLOCK - 1) / SCALE_BLOCK;
-    struct weights gate_up = {(const char *)a->gate_up + expert * 2 * i * h * item,
-                              a->gate_up_scale ? a->gate_up_scale + expert * 2 * inner_blocks * hidden_blocks : NULL, hidden_blocks, i};
-    struct weights down = {(const char *)a->down + expert * h * i * item,
-                           a->down_scale ? a->down_scale + expert * hidden_blocks * inner_blocks : NULL, inner_blocks, h};
+    size_t h = a->hidden, i = a->intermediate, row_item = kind == KIND_BF16 ? sizeof(bf16_row_t) : 4;
+    struct weights gate_up, down;
+    expert_weights(kind, a, expert, &gate_up, &down);
 
     /* 1. The expert's rows side by side. */
     for (size_t r = 0; r < m; r++) copy_row(a, pairs[r] / a->top_k, kind, (char *)s->hidden + r * h * row_item);
@@ -73,18 +90,49 @@ ALWAYS_INLINE void expert_chunk(enum weight_kind kind, const struct grouped_mlp 
     /* 3. Down, and the weighted sum into each row. */
     row_dots(kind, inner, m, 2 * i, &down, h, i, s->out, h, s->wide);
     for (size_t r = 0; r < m; r++) {
-        size_t row = pairs[r] / a->top_k;
-        float weight = a->weights[row * a->weights_stride + pairs[r] % a->top_k];
-        float *to = a->out + row * h;
+        float weight = weight_of(a, pairs[r]);
+        float *to = a->out + pairs[r] / a->top_k * h;
         for (size_t c = 0; c < h; c++) to[c] += weight * s->out[r * h + c];
     }
 }
 
+/* Up to PANEL_ROWS rows of an expert, by panels; float32 and fp8-block weights. Rows that only fill the panel are zero. */
+ALWAYS_INLINE void expert_panel(enum weight_kind kind, const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m,
+                                const struct scratch *s) {
+    size_t h = a->hidden, i = a->intermediate;
+    float *row = s->out; /* not in use before step 3 */
+    struct weights gate_up, down;
+    expert_weights(kind, a, expert, &gate_up, &down);
+
+    /* 1. The expert's rows side by side, element by element. */
+    memset(s->hidden, 0, PANEL_ROWS * h * sizeof(float));
+    for (size_t t = 0; t < m; t++) copy_row(a, pairs[t] / a->top_k, kind, row + t * h);
+    for (size_t c = 0; c < h; c += LANES)
+        for (size_t t = 0; t < m; t++)
+            for (size_t lane = 0; lane < LANES; lane++) s->hidden[(c + lane) * PANEL_ROWS + t] = row[t * h + c + lane];
+    /* 2. Gate, up, SwiGLU. */
+    panel_dots(kind, s->hidden, &gate_up, 2 * i, h, s->gate_up, s->wide);
+    swiglu(s->gate_up, i * PANEL_ROWS);
+    /* 3. Down, and the weighted sum into each row. */
+    panel_dots(kind, s->gate_up, &down, h, i, s->out, s->wide);
+    for (size_t c = 0; c < h; c += LANES)
+        for (size_t t = 0; t < m; t++) {
+            float weight = weight_of(a, pairs[t]);
+            float *to = a->out + pairs[t] / a->top_k * h + c;
+            for (size_t lane = 0; lane < LANES; lane++) to[lane] += weight * s->out[(c + lane) * PANEL_ROWS + t];
+        }
+}
+
 static void expert_rows(const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m, const struct scratch *s) {
-    for (size_t done = 0; done < m; done += CHUNK_ROWS) {
-        size_t rows = m - done < CHUNK_ROWS ? m - done : CHUNK_ROWS;
-        if (a->kind == KIND_F32) expert_chunk(KIND_F32, a, expert, pairs + done, rows, s);
-        else if (a->kind == KIND_BF16) expert_chunk(KIND_BF16, a, expert, pairs + done, rows, s);
+    size_t rows;
+    for (size_t done = 0; done < m; done += rows) {
+        int is_panel = a->kind != KIND_BF16 && m - done >= PANEL_WORTH_IT;
+        size_t most = is_panel ? PANEL_ROWS : CHUNK_ROWS;
+        rows = m - done < most ? m - done : most;
+        if (a->kind == KIND_BF16) expert_chunk(KIND_BF16, a, expert, pairs + done, rows, s);
+        else if (a->kind == KIND_F32 && is_panel) expert_panel(KIND_F32, a, expert, pairs + done, rows, s);
+        else if (a->kind == KIND_F32) expert_chunk(KIND_F32, a, expert, pairs + done, rows, s);
+        else if (is_panel) expert_panel(KIND_FP8_BLOCK, a, expert, pairs + done, rows, s);
         else expert_chunk(KIND_FP8_BLOCK, a, expert, pairs + done, rows, s);
     }
 }
@@ -112,7 +160,7 @@ static void group_pairs(const struct grouped_mlp *a, int32_t *starts, int32_t *p
 int crossdock_grouped_mlp(const struct grouped_mlp *a) {
     size_t h = a->hidden, i = a->intermediate, experts = a->end_expert - a->first_expert;
     size_t longest = h > i ? h : i;
-    size_t floats_needed = CHUNK_ROWS * (2 * h + 2 * i) + STREAMS * longest, halves_needed = CHUNK_ROWS * 2 * i;
+    size_t floats_needed = CHUNK_ROWS * (2 * h + 2 * i) + PANEL_OUTPUTS * longest, halves_needed = CHUNK_ROWS * 2 * i;
     size_t numbers = experts + 1 + a->num_rows * a->top_k;
     char *memory = malloc(floats_needed * 4 + halves_needed * 2 + numbers * 4);
     if (!memory) return 1;
@@ -121,7 +169,7 @@ int crossdock_grouped_mlp(const struct grouped_mlp *a) {
     s.gate_up = s.hidden + CHUNK_ROWS * h;
     s.out = s.gate_up + CHUNK_ROWS * 2 * i;
     s.wide = s.out + CHUNK_ROWS * h;
-    int32_t *starts = (int32_t *)(s.wide + STREAMS * longest), *pairs = starts + experts + 1;
+    int32_t *starts = (int32_t *)(s.wide + PANEL_OUTPUTS * longest), *pairs = starts + experts + 1;
     s.gate_up_half = (uint16_t *)(starts + numbers);
 
     memset(a->out, 0, a->num_rows * h * sizeof(float));
