@@ -40,7 +40,7 @@ def logits(
         UsageError: a prompt is empty, too long or has ids outside the vocabulary, or the configuration cannot run.
         RuntimeFault: a rank failed.
     """
-    result = run_job(_job(model, ids, _SCORING, config, keeps_logits=True))
+    result = run_job(offline_job(model, ids, _SCORING, config, keeps_logits=True))
     return [result.logits[str(index)] for index in range(len(ids))]
 
 
@@ -61,7 +61,7 @@ def generate(
     Raises:
         As ``logits``.
     """
-    result = run_job(_job(model, ids, sampling, config, keeps_logits=False))
+    result = run_job(offline_job(model, ids, sampling, config))
     return [list(result.outputs[str(index)]) for index in range(len(ids))]
 
 
@@ -78,7 +78,7 @@ def run_job(job: OfflineJob) -> OfflineResult:
     plan = plan_rank(job.config, 0)
     job.check(plan.info.vocab_size, plan.max_sequence_tokens)
     if ranks == 1:
-        return run_job_on_rank(job, 0)
+        return run_job_on_rank(job, plan)
     threads = job.config.launch.threads_per_rank or max(1, (os.cpu_count() or 1) // ranks)
     with tempfile.TemporaryDirectory(prefix="crossdock-") as name:
         folder = Path(name)
@@ -87,14 +87,15 @@ def run_job(job: OfflineJob) -> OfflineResult:
         return read_results(folder, parallel_sizes(job.config.parallel))
 
 
-def _job(
+def offline_job(
     model: str | os.PathLike[str],
     ids: Sequence[Sequence[int]],
     sampling: SamplingParams | Sequence[SamplingParams],
     config: Config | None,
     *,
-    keeps_logits: bool,
+    keeps_logits: bool = False,
 ) -> OfflineJob:
+    """The job that ``logits`` and ``generate`` run, for those who start the ranks themselves."""
     config = Config() if config is None else config
     checkpoint = attrs.evolve(config.checkpoint, path=os.fspath(model))
     each = (sampling,) * len(ids) if isinstance(sampling, SamplingParams) else tuple(sampling)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from crossdock.comm import RankComms
+    from crossdock.rank_plan import RankPlan
 
 _JOB_FILE = "job.json"
 
@@ -94,23 +95,21 @@ class PromptLogits:
 
 
 def run_job_on_rank(
-    job: OfflineJob, rank: int, comms: RankComms | None = None, store: Store | None = None
+    job: OfflineJob, plan: RankPlan, comms: RankComms | None = None, store: Store | None = None
 ) -> OfflineResult:
     """One rank's part of a job, in this process; a collective when ``comms`` has several ranks.
 
     Args:
         job: equal on all ranks.
-        rank: this one.
+        plan: of this rank.
         comms: its groups; None for a job of one rank.
         store: where the ranks met; None for a job of one rank.
     """
     from crossdock.comm import local_comms
     from crossdock.engine_build import build_engine
     from crossdock.offline_link import OfflineLink
-    from crossdock.rank_plan import plan_rank
 
-    plan = plan_rank(job.config, rank)
-    is_leader = rank in leader_ranks(plan.sizes)
+    is_leader = plan.place.rank in leader_ranks(plan.sizes)
     requests = job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else []
     link = OfflineLink(requests)
     sink = PromptLogits(requests) if job.keeps_logits else None

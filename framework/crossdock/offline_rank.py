@@ -8,6 +8,7 @@ from pathlib import Path
 
 from crossdock.local_ranks import end_with_parent, write_error
 from crossdock.offline_job import OfflineJob, read_job, run_job_on_rank, write_result
+from crossdock.rank_plan import plan_rank
 
 _STORE_FILE = "store"
 
@@ -30,10 +31,10 @@ def _run(folder: Path, rank: int, job: OfflineJob) -> None:
     from torch._C._distributed_c10d import FileStore
 
     from crossdock.comm import create_comms, join_process_group
-    from crossdock.config_rules import parallel_sizes
 
     launch = job.config.launch
-    sizes = parallel_sizes(job.config.parallel)
+    plan = plan_rank(job.config, rank)
+    sizes = plan.sizes
     if launch.device == "cuda":
         torch.cuda.set_device(rank)
     store = FileStore(str(folder / _STORE_FILE), sizes.ranks)
@@ -41,7 +42,7 @@ def _run(folder: Path, rank: int, job: OfflineJob) -> None:
         rank=rank, ranks=sizes.ranks, store=store, device_type=launch.device, timeout_s=launch.start_timeout_s
     )
     comms = create_comms(sizes, rank, launch.device)
-    result = run_job_on_rank(job, rank, comms, store)
+    result = run_job_on_rank(job, plan, comms, store)
     write_result(folder, rank, result)
 
 

@@ -9,7 +9,6 @@ import statistics
 import time
 
 import torch
-
 from crossdock.batch_build import build_batch
 from crossdock.choose_tokens import read_tokens, sample_step
 from crossdock.kv_cache import BlockPool

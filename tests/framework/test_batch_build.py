@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from crossdock.batch_build import build_batch
 from crossdock.errors import MisuseError
 from crossdock.step_work import SequenceRows, StepWork

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from crossdock.choose_tokens import read_tokens, sample_step, sampling_row
 from crossdock.kv_cache import BlockPool
 from crossdock.scheduled import Scheduled, SchedulerLimits

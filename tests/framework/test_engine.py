@@ -9,7 +9,6 @@ from pathlib import Path
 import attrs
 import pytest
 import structlog
-
 from crossdock.config import Config, RecorderConfig
 from crossdock.config_rules import parallel_sizes
 from crossdock.engine import RankEngine

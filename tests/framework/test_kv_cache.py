@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from crossdock.errors import MisuseError
+from crossdock.kv_cache import SCRATCH_PAGE, BlockPool
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
-from crossdock.errors import MisuseError
-from crossdock.kv_cache import SCRATCH_PAGE, BlockPool
 
 PAGE_TOKENS = 2
 NUM_PAGES = 9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from crossdock.errors import ConfigValueError, MisuseError
 from crossdock.kv_storage import KvStorage, plan_kv_cache
 from crossdock.types.attention import KvSpec

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from crossdock.errors import RankLost, RuntimeFault, UsageError
 from crossdock.local_ranks import run_local_ranks
 

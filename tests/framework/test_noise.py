@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-
 from crossdock.noise import exponential_noise
 
 MASK = (1 << 64) - 1

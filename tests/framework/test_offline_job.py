@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from crossdock.config import Config
 from crossdock.errors import RuntimeFault, UsageError
 from crossdock.groups import resolve_sizes

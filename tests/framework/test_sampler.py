@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-
 from crossdock.sampler import SamplingRow, logprobs_of, sample
 from crossdock.types.request import SamplingParams
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from crossdock.errors import ConfigValueError, MisuseError, OverloadedError, RequestError
 from crossdock.kv_cache import BlockPool
 from crossdock.scheduled import SchedulerLimits
 from crossdock.scheduler import Scheduler
 from crossdock.testing.paper_engine import PaperEngine, next_token, request
 from crossdock.types.step import ForwardMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 VOCAB = 50
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crossdock.config_rules import parallel_sizes
 from crossdock.offline_job import OfflineJob, OfflineResult, run_job_on_rank
+from crossdock.rank_plan import plan_rank
 
 if TYPE_CHECKING:
     from crossdock.testing.world import RankContext, RankPool
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def job_on_rank(context: RankContext, job: OfflineJob) -> OfflineResult:
     """One rank's part; call it through ``RankPool.run`` or ``OneProcessWorld.run``."""
-    comms = context.comms_of(parallel_sizes(job.config.parallel))
-    return run_job_on_rank(job, context.rank, comms)
+    plan = plan_rank(job.config, context.rank)
+    return run_job_on_rank(job, plan, context.comms_of(plan.sizes))
 
 
 def run_on_pool(pool: RankPool, job: OfflineJob, timeout_s: float = 60.0) -> OfflineResult:
