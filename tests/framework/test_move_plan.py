@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from crossdock.errors import InvalidPlacement
 from crossdock.move_plan import layer_moves, move_plan
 from crossdock.types.placement import Placement, Topology

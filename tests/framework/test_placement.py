@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from crossdock.errors import ConfigValueError, InvalidPlacement, UnknownPlugin
 from crossdock.placement import (
     balancedness,
@@ -86,7 +85,9 @@ def test_loads_may_be_tensors_of_any_type(algo: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_fewer_slots_than_experts_is_an_error_with_the_number_needed(algo: str) -> None:
-    with pytest.raises(ConfigValueError, match=r"4 slots on 2 living GPUs are fewer than 5 experts; take 6 slots \(1 redundant"):
+    with pytest.raises(
+        ConfigValueError, match=r"4 slots on 2 living GPUs are fewer than 5 experts; take 6 slots \(1 redundant"
+    ):
         plan(algo, np.ones((1, 5)), TWO_GPUS)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from crossdock.errors import ConfigValueError, InvalidPlacement
 from crossdock.placement import plan
 from crossdock.types.placement import ExpertLoad, Placement, Topology
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 def test_a_topology_whose_slots_do_not_divide_says_how_many_would() -> None:
@@ -46,7 +45,9 @@ def test_slots_of_dead_gpus_are_not_active() -> None:
 def test_a_load_names_its_first_bad_count(wrong: float) -> None:
     counts = np.ones((2, 3, 4))
     counts[1, 2, 3] = wrong
-    with pytest.raises(ConfigValueError, match="1 counts are negative or not finite, the first at step 1, layer 2, expert 3"):
+    with pytest.raises(
+        ConfigValueError, match="1 counts are negative or not finite, the first at step 1, layer 2, expert 3"
+    ):
         ExpertLoad(counts=counts)
 
 
@@ -123,9 +124,7 @@ def _problems(draw: st.DrawFn) -> tuple[str, np.ndarray[tuple[int, ...], np.dtyp
     load = {"even": load, "skewed": load**4, "sparse": load * (load > 15), "zero": load * 0}[kind]
     nodes = draw(st.sampled_from([n for n in range(1, num_gpus + 1) if num_gpus % n == 0]))
     groups = draw(st.sampled_from([n for n in range(1, num_experts + 1) if num_experts % n == 0]))
-    topology = Topology(
-        num_gpus=num_gpus, num_nodes=nodes, num_physical_experts=num_gpus * per_gpu, num_groups=groups
-    )
+    topology = Topology(num_gpus=num_gpus, num_nodes=nodes, num_physical_experts=num_gpus * per_gpu, num_groups=groups)
     algo = draw(st.sampled_from(["global", "hierarchical", "elastic", "crossdock"]))
     return algo, load, topology, draw(st.booleans())
 

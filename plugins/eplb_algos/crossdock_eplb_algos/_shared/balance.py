@@ -44,7 +44,7 @@ class Effort:
 
 
 EFFORTS: Final[dict[EffortName, Effort]] = {
-    "fast": Effort(near=1e-3, rounds=0, rounds_a_width=1),
+    "fast": Effort(near=1e-3, rounds=0, rounds_a_width=1, thresholds=((0.9, True), (1.0, False))),
     "default": Effort(
         near=5e-4,
         rounds=16,
@@ -90,6 +90,9 @@ def balanced_packing(load: Floats, num_slots: int, num_gpus: int, effort: Effort
     mean = load.sum(axis=1) / num_gpus
     if not effort.rounds:
         packing = deal(load, counts, num_gpus)
+        far = np.flatnonzero(packing.max_load() > mean * (1 + _FAR * num_gpus / num_slots))
+        if far.size:
+            _try_thresholds(packing, load, counts, mean, far, effort)
         target = np.maximum(mean, (load / counts).max(axis=1)) * (1 + effort.near)
         exchange_rounds(packing, target, (max(1, num_gpus >> 2), max(1, num_gpus >> 3)))
         return packing

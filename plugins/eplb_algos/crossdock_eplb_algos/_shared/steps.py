@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index, numbers
-from crossdock_eplb_algos._shared.counts import max_copies, picked_copies
+from crossdock_eplb_algos._shared.counts import picked_copies
 from crossdock_eplb_algos._shared.order import falling
 
 
@@ -52,10 +52,10 @@ def pack_evenly(weights: Floats, num_packs: int) -> tuple[Ints, Ints]:
     return pack_of, place_of
 
 
-def replicas_in_order(load: Floats, num_slots: int, num_gpus: int) -> tuple[Ints, Floats]:
+def replicas_in_order(load: Floats, num_slots: int) -> tuple[Ints, Floats]:
     """Experts [n, num_slots] in number order, then the extra copies in the order they are given out; and their loads."""
     num_rows, num_experts = load.shape
-    extra = picked_copies(load, num_slots - num_experts, max_copies(num_experts, num_slots, num_gpus))
+    extra = picked_copies(load, num_slots - num_experts, num_slots)
     experts = np.concatenate((np.tile(numbers(num_experts), (num_rows, 1)), extra), axis=1)
     flat = (layer_index(num_rows) * num_experts + experts).ravel()
     counts = np.bincount(flat, minlength=load.size).reshape(load.shape)
@@ -73,7 +73,7 @@ def three_steps(load: Floats, num_slots: int, num_groups: int, num_nodes: int, n
     expert_at = (group_at[:, :, None] * group_size + numbers(group_size)).reshape(num_layers, num_experts)
 
     node_load = np.take_along_axis(load, expert_at, axis=1).reshape(num_layers * num_nodes, -1)
-    local, local_load = replicas_in_order(node_load, num_slots // num_nodes, num_gpus // num_nodes)
+    local, local_load = replicas_in_order(node_load, num_slots // num_nodes)
 
     gpu, slot = pack_evenly(local_load, num_gpus // num_nodes)
     slots = np.empty_like(local)

@@ -78,11 +78,11 @@ class CrossdockPlanner:
             reach * (1 + options.slack),
             MoveLimits(max_moves=limit, price=options.move_price),
         )
+        old = start.reshape(packing.experts.shape)
         if limit is None:
-            old = start.reshape(packing.experts.shape)
             layers = np.flatnonzero(packing.max_load() > reach * (1 + _FAR * options.slack) + 1e-9 * mean)
             _replan(packing, fresh, old, layers, mean, options.move_price, num_experts)
-        return packing.experts.reshape(num_layers, -1)
+        return keep_slots(old, packing.experts).reshape(num_layers, -1)
 
     def _on_nodes(self, problem: Problem) -> Ints:
         """Groups on nodes; a layer whose current placement is nearly as good keeps it."""
@@ -116,9 +116,7 @@ def _replan(
         for state in (renamed, packing.rows(layers))
     ]
     better = np.flatnonzero(costs[0] < costs[1])
-    renamed = renamed.rows(better)
-    packing.overwrite(layers[better], renamed)
-    packing.experts[layers[better]] = keep_slots(old[layers[better]], renamed.experts)
+    packing.overwrite(layers[better], renamed.rows(better))
 
 
 def _no_nodes(problem: Problem) -> str:
