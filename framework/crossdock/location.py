@@ -79,7 +79,7 @@ def overwrite_layer(maps: PlacementMaps, layer: int, placement: Placement) -> No
             f"layer row {layer}: an expert has {most} replicas and the maps hold {width}; raise eplb.max_replicas"
         )
     kept = min(width, replicas.shape[1])
-    maps.physical_to_logical[layer].copy_(torch.from_numpy(slots))
+    maps.physical_to_logical[layer].copy_(torch.as_tensor(slots))
     maps.logical_to_physical[layer].fill_(-1)
-    maps.logical_to_physical[layer, :, :kept].copy_(torch.from_numpy(replicas[:, :kept].copy()))
-    maps.replica_counts[layer].copy_(torch.from_numpy(placement.replica_counts[layer]))
+    maps.logical_to_physical[layer, :, :kept].copy_(torch.as_tensor(replicas[:, :kept].copy()))
+    maps.replica_counts[layer].copy_(torch.as_tensor(placement.replica_counts[layer]))

@@ -113,7 +113,8 @@ def padded_rows(
     layout = drop_unit_axes(layout, sizes)
     if TokenAxis.ATTN_DP in layout:
         live, padded = (live[batch.attn_dp_rank],), (padded[batch.attn_dp_rank],)
-    start, ranges = 0, []
+    start = 0
+    ranges: list[tuple[int, int]] = []
     for live_count, padded_count in zip(live, padded, strict=True):
         ranges.append((start + live_count, start + padded_count))
         start += padded_count

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from crossdock.ops.host_lists import int_list
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -71,8 +73,8 @@ def _record(record: PassRecord, rank: int) -> dict[str, Any]:
     if not record.topk_ids or record.input_ids is None or record.positions is None:
         return common
     return common | {
-        "input_ids": record.input_ids.tolist(),
-        "positions": record.positions.tolist(),
+        "input_ids": int_list(record.input_ids),
+        "positions": int_list(record.positions),
         "extend_seq_lens": list(record.query_lens),
         "forward_mode": record.forward_mode,
         "topk_ids_of_layer": torch.stack([_padded_choices(ids) for ids in record.topk_ids]),

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from crossdock.ops.host_lists import float_list
+
 if TYPE_CHECKING:
     from crossdock.types.comm import GroupComm
 
@@ -50,5 +52,5 @@ class LoadWindow:
         for window in windows:
             passes = has_load[:window].sum(dim=0)
             mean = values[:window].sum(dim=0) / passes.clamp(min=1)
-            result[window] = tuple(torch.where(passes > 0, mean, 1.0).tolist())
+            result[window] = tuple(float_list(torch.where(passes > 0, mean, 1.0)))
         return result

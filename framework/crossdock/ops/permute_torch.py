@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from crossdock.ops.host_lists import int_list
+
 
 def sort_by_expert_torch(
     rows: torch.Tensor, local_ids: torch.Tensor, weights: torch.Tensor, num_local_experts: int, alignment: int
@@ -20,7 +22,7 @@ def sort_by_expert_torch(
     shift = (counts - live_counts).cumsum(0) - (counts - live_counts)
     place = torch.arange(pairs.numel(), device=ids.device) + shift[ids[pairs]]
     # 3. Copies.
-    host_counts: list[int] = counts.tolist()
+    host_counts = int_list(counts)
     total = sum(host_counts)
     if total == pairs.numel():
         sorted_rows, sorted_weights = rows[pairs // top_k], weights.reshape(-1)[pairs]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from crossdock.experts import adapt_experts, make_experts
 from crossdock.groups import resolve_sizes
 from crossdock.ops.fp8_block import dequantise_blocks, quantise_blocks
+from crossdock.ops.host_lists import int_rows
 from crossdock.plugin_call import call_hook
 from crossdock.registry import load_plugin
 from crossdock.testing.conformance import NotCheckable, PluginCase, check_of
@@ -38,7 +39,7 @@ class ExpertsCase:
     def oracle(self, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[R, H] float32, row by row and choice by choice."""
         total = torch.zeros(rows.shape, dtype=torch.float32)
-        for row, k in (ids >= 0).nonzero().tolist():
+        for row, k in int_rows((ids >= 0).nonzero()):
             expert = int(ids[row, k])
             gate, up = (self.gate_up[expert] @ rows[row].float()).chunk(2)
             total[row] += weights[row, k] * (self.down[expert] @ (F.silu(gate) * up))

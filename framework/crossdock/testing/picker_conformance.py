@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from crossdock.errors import PluginDeclined
 from crossdock.groups import resolve_sizes
 from crossdock.location import make_expert_location, overwrite_layer, placement_maps
+from crossdock.ops.host_lists import int_list
 from crossdock.testing.conformance import NotCheckable, PluginCase, check_of
 from crossdock.testing.world import OneProcessWorld, RankContext
 from crossdock.types.location import Picker, PickerSpec, PlacementMaps
@@ -24,7 +26,7 @@ SIZES = resolve_sizes(ranks=NUM_RANKS, attn_dp_size=NUM_RANKS)
 def seeded_placement(seed: int) -> Placement:
     """Every expert at least once, the other slots at random."""
     generator = np.random.default_rng(seed)
-    layers = []
+    layers: list[npt.NDArray[np.int64]] = []
     for _ in range(NUM_LAYERS):
         extra = generator.integers(0, NUM_EXPERTS, NUM_SLOTS - NUM_EXPERTS)
         layers.append(generator.permutation(np.concatenate((np.arange(NUM_EXPERTS), extra))))
@@ -94,7 +96,7 @@ def check_a_pick_is_a_replica_of_the_expert(case: PluginCase) -> None:
     for picks in _all_picks(case, replicated_rows=False, rows=40):
         assert not picks.declined, "declined where ranks hold different rows"
         for found, placement in ((picks.first, seeded_placement(0)), (picks.second, seeded_placement(1))):
-            owners = torch.from_numpy(placement.physical_to_logical)
+            owners = torch.tensor(placement.physical_to_logical)
             for layer in range(NUM_LAYERS):
                 assert torch.equal(owners[layer][found[layer]], picks.logical_ids), f"layer row {layer}: another expert"
 
@@ -121,8 +123,8 @@ def check_replicas_share_the_load(case: PluginCase) -> None:
     placement = seeded_placement(0)
     picks = _all_picks(case, replicated_rows=False, rows=200)
     for layer in range(NUM_LAYERS):
-        used = {slot for each in picks for slot in each.first[layer].flatten().tolist()}
-        asked = {expert for each in picks for expert in each.logical_ids.flatten().tolist()}
+        used = {slot for each in picks for slot in int_list(each.first[layer].flatten())}
+        asked = {expert for each in picks for expert in int_list(each.logical_ids.flatten())}
         wanted = {slot for slot, expert in enumerate(placement.physical_to_logical[layer]) if int(expert) in asked}
         assert len(used) >= 0.7 * len(wanted), f"layer row {layer}: slots {sorted(wanted - used)} never got a token"
 

@@ -56,12 +56,8 @@ class AllGatherV:
 
     def combine_end(self, pending: Pending) -> Rows:
         capabilities = self._capabilities
-        return Rows(
-            tensor=pending.payload.to(self._spec.dtype),
-            layout=capabilities.output_rows,
-            owed=capabilities.output_owed,
-            comms=self._spec.comms,
-        )
+        partial: torch.Tensor = pending.payload.to(self._spec.dtype)
+        return Rows(partial, capabilities.output_rows, capabilities.output_owed, self._spec.comms)
 
     def _local_ids(self, topk_ids: torch.Tensor) -> torch.Tensor:
         """[n, K] physical ids to ids of this rank's slots, -1 for experts of others and for no expert."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import torch
+from crossdock.ops.host_lists import int_rows
 from crossdock.rows import Rows
 from crossdock.types.dispatch import Pending, Received, ReceiveLayout
 
@@ -110,12 +111,8 @@ class AllToAllV:
             travelling: _Travelling = pending.payload
             total = self._sum_in_rank_order(travelling.rows.wait(), travelling.route)
         capabilities = self._capabilities
-        return Rows(
-            tensor=total.to(self._spec.dtype),
-            layout=capabilities.output_rows,
-            owed=capabilities.output_owed,
-            comms=self._spec.comms,
-        )
+        combined = total.to(self._spec.dtype)
+        return Rows(combined, capabilities.output_rows, capabilities.output_owed, self._spec.comms)
 
     def _send_everywhere(
         self, hidden_states: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, counts: tuple[int, ...]
@@ -139,7 +136,7 @@ class AllToAllV:
         # 2. Counts first: gloo and NCCL must know how much arrives.
         send = goes_to.sum(dim=0)
         received = self._comm.all_to_all(send.view(size, 1), [1] * size, [1] * size)
-        send_counts, recv_counts = torch.stack((send, received.view(size))).tolist()
+        send_counts, recv_counts = int_rows(torch.stack((send, received.view(size))))
         # 3. Rows ordered by destination, then by own row.
         send_rows = goes_to.t().nonzero()[:, 1]
         buffer = self._wire.pack(hidden_states[send_rows], topk_ids[send_rows], topk_weights[send_rows])

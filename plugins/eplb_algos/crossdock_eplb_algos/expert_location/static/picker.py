@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import torch
+from crossdock.ops.host_lists import int_rows
 
 from crossdock_eplb_algos.expert_location.static.capabilities import STATIC_CAPABILITIES
 from crossdock_eplb_algos.expert_location.static.nearest import Cluster, picks_of_layer
@@ -47,7 +48,7 @@ class StaticPicker:
 
     def placement_changed(self, layer: int) -> None:
         maps = self._spec.maps
-        lists: list[list[int]] = maps.logical_to_physical[layer].tolist()
+        lists = int_rows(maps.logical_to_physical[layer])
         replica_lists = [[slot for slot in replicas if slot >= 0] for replicas in lists]
         draw = random.Random()
         draw.setstate(self._states[layer])
