@@ -71,7 +71,7 @@ def test_an_unknown_planner_names_the_nearest_one() -> None:
 
 
 def test_an_unknown_option_names_the_accepted_ones() -> None:
-    with pytest.raises(ConfigValueError, match="unknown key 'max_move'.*max_moves"):
+    with pytest.raises(ConfigValueError, match=r"unknown key 'max_move'.*max_moves"):
         make_eplb_algo("crossdock", {"max_move": 3})
 
 

@@ -129,7 +129,7 @@ def _problems(draw: st.DrawFn) -> tuple[str, np.ndarray[tuple[int, ...], np.dtyp
     return algo, load, topology, draw(st.booleans())
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(_problems())
 def test_every_plan_holds_all_experts_fills_all_slots_and_keeps_twins_apart(
     problem: tuple[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]], Topology, bool],

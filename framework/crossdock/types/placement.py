@@ -143,9 +143,7 @@ class Placement:
                 f" {list(counts.shape)}"
             )
         _check_slots(slots, counts.shape[1])
-        if counts.min(initial=1) < 1:
-            layer, expert = (int(axis[0]) for axis in np.nonzero(counts < 1))
-            raise InvalidPlacement(f"layer {layer}: logical expert {expert} has no replica")
+        _check_replicas(counts)
         if counts.max(initial=1) > lists.shape[2]:
             raise InvalidPlacement(f"an expert has {int(counts.max())} replicas, the lists hold {lists.shape[2]}")
         self._check_lists()
@@ -198,6 +196,7 @@ class Placement:
         held = slots[:, live]
         flat = _numbers(num_layers)[:, None] * num_logical_experts + held
         counts = np.bincount(flat.ravel(), minlength=num_layers * num_logical_experts)
+        _check_replicas(counts.reshape(num_layers, num_logical_experts))
         if counts.max(initial=0) > width:
             raise InvalidPlacement(f"an expert has {int(counts.max())} replicas, at most {width} are allowed")
         # Stable, so that slots of an expert stay in order; a narrow type lets numpy sort by radix.
@@ -235,6 +234,12 @@ def _check_slots(slots: npt.NDArray[np.int64], num_logical_experts: int) -> None
         raise InvalidPlacement(
             f"layer {layer}, slot {slot} holds {slots[layer, slot]}: logical experts are 0 to {num_logical_experts - 1}"
         )
+
+
+def _check_replicas(counts: npt.NDArray[np.int64]) -> None:
+    if counts.min(initial=1) < 1:
+        layer, expert = (int(axis[0]) for axis in np.nonzero(counts < 1))
+        raise InvalidPlacement(f"layer {layer}: logical expert {expert} has no replica")
 
 
 class EplbAlgo(Protocol):
