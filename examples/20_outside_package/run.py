@@ -15,7 +15,7 @@ PROMPTS = [[5, 17, 300, 42], [9], [7, 7, 120, 250, 33, 18, 900]]
 def main() -> None:
     """Prints the largest difference relative to the largest logit."""
     outside = load_config([file_layer(Path(__file__).with_name("config.toml"))]).config
-    expected = logits("", PROMPTS, Config())
+    expected = logits("", PROMPTS, Config(checkpoint=outside.checkpoint))
     found = logits("", PROMPTS, outside)
     largest = max(float(np.abs(array).max()) for array in expected)
     difference = max(float(np.abs(a - b).max()) for a, b in zip(expected, found, strict=True))

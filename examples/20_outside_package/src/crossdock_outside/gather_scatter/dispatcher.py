@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from crossdock.rows import Rows
 from crossdock.types.dispatch import Pending, Received, ReceiveLayout
-from crossdock.types.layout import COMPLETE, LOCAL_ROWS
 
-from crossdock_outside.gather_scatter.capabilities import GATHER_SCATTER_CAPABILITIES
+from crossdock_outside.gather_scatter.capabilities import gather_scatter_capabilities
 
 if TYPE_CHECKING:
     from crossdock.types.dispatch import DispatcherCapabilities, DispatcherSpec, DispatchStep
@@ -26,7 +25,7 @@ class GatherScatter:
 
     @property
     def capabilities(self) -> DispatcherCapabilities:
-        return GATHER_SCATTER_CAPABILITIES
+        return gather_scatter_capabilities(self._spec.sizes)
 
     def dispatch_begin(
         self,
@@ -61,7 +60,8 @@ class GatherScatter:
         return Pending(slot=received.slot, payload=own.to(self._spec.dtype))
 
     def combine_end(self, pending: Pending) -> Rows:
-        return Rows(pending.payload, LOCAL_ROWS, COMPLETE, self._spec.comms)
+        declared = self.capabilities
+        return Rows(pending.payload, declared.output_rows, declared.output_owed, self._spec.comms)
 
     def _counts(self, num_rows: int, step: DispatchStep) -> Sequence[int]:
         """Rows of each rank: known to the host, or asked for."""

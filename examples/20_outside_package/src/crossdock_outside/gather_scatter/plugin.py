@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from crossdock.hookapi import hookimpl
 from crossdock.options import read_options
 
-from crossdock_outside.gather_scatter.capabilities import GATHER_SCATTER_CAPABILITIES
+from crossdock_outside.gather_scatter.capabilities import gather_scatter_capabilities
 from crossdock_outside.gather_scatter.options import GatherScatterOptions
 
 if TYPE_CHECKING:
@@ -33,4 +33,4 @@ def make_dispatcher(options: Mapping[str, object], spec: DispatcherSpec) -> Disp
 def dispatcher_capabilities(options: Mapping[str, object], env: Environment) -> DispatcherCapabilities | Refusal | None:
     """The same on every layout that it serves."""
     read_options(GatherScatterOptions, options, where="[dispatcher]")
-    return GATHER_SCATTER_CAPABILITIES
+    return gather_scatter_capabilities(env.sizes)
