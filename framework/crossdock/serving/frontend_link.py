@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from crossdock.serving.link_keys import LinkKeys
 from crossdock.serving.messages import decode_outgoing, encode_message
 from crossdock.serving.rank_link import rank_identity
 from crossdock.types.link import Incoming, Outgoing
+
+MESSAGES_IN_A_ROW = 32
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -50,8 +54,10 @@ class FrontendLink:
 
     async def messages(self, on_bad: Callable[[Exception], None]) -> AsyncIterator[Outgoing]:
         """Messages of all ranks as they come; one that cannot be decoded goes to ``on_bad`` and is dropped."""
-        while True:
+        for count in itertools.count(1):
             frames = await self._socket.recv_multipart()
+            if count % MESSAGES_IN_A_ROW == 0:
+                await asyncio.sleep(0)  # awaiting a message that is there already does not let other tasks run
             try:
                 _, tag, body = frames
                 message = decode_outgoing(tag, body)

@@ -68,6 +68,7 @@ async def streamed(
         with frontend.running(plan.request_id, request_id()):
             async with contextlib.aclosing(frontend.deltas(plan)) as batches:
                 async for batch in batches:
+                    await stream.begin()
                     await stream.send(events(batch))
         await stream.send(last_events())
         return await stream.finish()

@@ -23,7 +23,7 @@ _HEADERS = {
 
 @attrs.define(kw_only=True, eq=False)
 class EventStream:
-    """The response starts with the first event, so that an error before it is a plain HTTP error."""
+    """The response starts when the first output is there, so that an error before it is a plain HTTP error."""
 
     request: web.Request
     headers: dict[str, str]
@@ -32,6 +32,10 @@ class EventStream:
     @property
     def has_started(self) -> bool:
         return self._response is not None
+
+    async def begin(self) -> None:
+        """Sends the headers; nothing to do later."""
+        await self._started()
 
     async def send(self, events: Iterable[Any]) -> None:
         """Writes events (attrs values) in one piece."""

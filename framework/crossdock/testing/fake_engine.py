@@ -196,13 +196,15 @@ class FakeEngine:
             await self.receive(message)
 
 
-def run_fake_rank(link: RankLink, attn_dp_rank: int, rank: int, *, rule: TokenRule = echo_token) -> None:
-    """The step loop of one rank process without collectives: answers what it gets until ``Stop``."""
+def run_fake_rank(
+    link: RankLink, attn_dp_rank: int, rank: int, *, rule: TokenRule = echo_token, step_s: float = 0.002
+) -> None:
+    """The step loop of one rank process without collectives: answers what it gets until ``Stop``; a step takes ``step_s``."""
     replica = FakeReplica(attn_dp_rank=attn_dp_rank, rule=rule)
     link.send(Ready(rank=rank, receipt={"attn_dp_rank": attn_dp_rank}))
     step = 0
     while True:
-        for message in link.poll(None if not replica.requests else 0.0):
+        for message in link.poll(None if not replica.requests else step_s):
             if isinstance(message, Stop):
                 return
             if isinstance(message, Control):

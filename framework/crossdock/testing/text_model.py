@@ -1,4 +1,4 @@
-"""Folders that look like checkpoints to the frontend: config, a small byte-level tokenizer, a chat template. No weights."""
+"""Checkpoint folders without weights: a tiny model's config, a small byte-level tokenizer, a chat template."""
 
 from __future__ import annotations
 
@@ -18,6 +18,25 @@ CHAT_TEMPLATE = (
     "<|{{ message.role }}|>{{ message.content }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+MODEL_CONFIG: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+}
+"""With ``load_format = "random"`` real ranks serve it too, in a second."""
 _CORPUS = (
     "the quick brown fox jumps over the lazy dog and runs away from the hounds",
     "a rank sends tokens to experts and takes their sums back in the same order",
@@ -49,7 +68,7 @@ def write_text_model(
 ) -> Path:
     """Writes ``config.json``, ``tokenizer.json`` and ``tokenizer_config.json`` into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = {"vocab_size": FAKE_VOCAB_SIZE, "max_position_embeddings": context_tokens}
+    config = {**MODEL_CONFIG, "vocab_size": FAKE_VOCAB_SIZE, "max_position_embeddings": context_tokens}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tokenizer or byte_level_tokenizer()).save(str(folder / "tokenizer.json"))
     tokenizer_config: dict[str, Any] = {"eos_token": EOS}
