@@ -13,10 +13,11 @@ from crossdock.agreement import agreement_fields, check_agreement
 from crossdock.comm import RankComms
 from crossdock.control_verbs import ControlVerbs
 from crossdock.engine import RankEngine
-from crossdock.engine_seams import LogitSink
-from crossdock.errors import CrossdockError, RuntimeFault
+from crossdock.engine_seams import LogitSink, StepSync
+from crossdock.errors import CrossdockError, RankLost, RuntimeFault
 from crossdock.groups import leader_rank
 from crossdock.kv_cache import BlockPool
+from crossdock.lost_rank import is_broken_collective, limit_collectives, named
 from crossdock.moe_build import max_rows_per_rank
 from crossdock.observe.observers import make_observers
 from crossdock.rank_plan import RankPlan
@@ -88,15 +89,31 @@ def build_engine(
             observers=_observers(plan),
             on_prompt_logits=on_prompt_logits,
         )
-        try:
+        if store is not None:
+            limit_collectives(comms, plan.config.launch.step_deadline_s)
+        with _told_reasons(plan, sync, store):
             yield engine
-        except CrossdockError as error:
-            sync.abort(f"rank {plan.place.rank} ended: {error}")
-            raise
-        except Exception as error:
-            reason = f"rank {plan.place.rank} failed with {type(error).__name__}: {error}".partition("\n")[0]
-            sync.abort(reason)
-            raise RuntimeFault(reason) from error
+
+
+@contextmanager
+def _told_reasons(plan: RankPlan, sync: StepSync, store: Store | None) -> Iterator[None]:
+    """When the block fails, the ranks that wait for this one learn why, with the rank that is to blame."""
+    rank = plan.place.rank
+    try:
+        yield
+    except RankLost as error:
+        lost = error
+        if store is not None and is_broken_collective(error):
+            lost = named(error, store, rank, plan.sizes.ranks)
+        sync.abort(str(lost))
+        raise lost from error.__cause__
+    except CrossdockError as error:
+        sync.abort(f"rank {rank} ended: {error}")
+        raise
+    except Exception as error:
+        reason = f"rank {rank} failed with {type(error).__name__}: {error}".partition("\n")[0]
+        sync.abort(reason)
+        raise RuntimeFault(reason) from error
 
 
 def make_scheduler(plan: RankPlan, num_pages: int) -> Scheduler:
