@@ -28,5 +28,5 @@ def quantise_blocks_torch(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     blocks = padded.view(row_blocks, BLOCK, col_blocks, BLOCK)
     largest = blocks.abs().amax(dim=(1, 3))
     scale = torch.where(largest > 0, largest / FP8_MAX, torch.ones_like(largest))
-    quantised = (blocks / scale[:, None, :, None]).view(row_blocks * BLOCK, -1)[:rows, :cols]
+    quantised = (blocks / scale[:, None, :, None]).view(row_blocks * BLOCK, col_blocks * BLOCK)[:rows, :cols]
     return quantised.to(torch.float8_e4m3fn), scale
