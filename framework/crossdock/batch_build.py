@@ -71,4 +71,4 @@ def _page_table(work: StepWork) -> torch.Tensor:
     table = np.full((len(work.sequences), width), SCRATCH_PAGE, dtype=np.int32)
     for row, rows in zip(table, work.sequences, strict=True):
         row[: len(rows.pages)] = rows.pages
-    return torch.from_numpy(table)
+    return torch.tensor(table)

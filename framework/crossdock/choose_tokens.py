@@ -8,6 +8,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from crossdock.host_values import ints
 from crossdock.sampler import SamplingRow, logprobs_of, sample
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.sequence import EngineSequence
@@ -24,7 +25,7 @@ def sample_step(logits: torch.Tensor, scheduled: Scheduled, eos_token_ids: froze
 def read_tokens(logits: torch.Tensor, ids: torch.Tensor, scheduled: Scheduled) -> StepTokens:
     """``ids`` of ``sample_step`` as host values, with the log-probabilities that were asked for."""
     return StepTokens(
-        token_ids=tuple(ids.tolist()),
+        token_ids=tuple(ints(ids)),
         logprobs=_token_logprobs(logits, ids, scheduled),
         prompt_logprobs=_prompt_logprobs(logits, scheduled),
     )

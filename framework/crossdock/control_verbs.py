@@ -18,8 +18,8 @@ Verb: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 class ControlVerbs:
     """Verbs by name. ``local`` ones touch this leader only; ``together`` ones may hold collectives and run on every rank."""
 
-    local: Mapping[str, Verb] = attrs.Factory(dict)
-    together: Mapping[str, Verb] = attrs.Factory(dict)
+    local: Mapping[str, Verb] = attrs.field(factory=dict[str, Verb])
+    together: Mapping[str, Verb] = attrs.field(factory=dict[str, Verb])
 
     def run(self, control: Control, rank: int) -> ControlReply:
         """Executes a verb; a mistake in it is an answer, not the end of the engine."""

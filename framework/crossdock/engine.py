@@ -7,7 +7,7 @@ nobody has work all ranks park on their links, using no CPU, until the frontend 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 
 import attrs
 
@@ -59,6 +59,8 @@ class RankEngine:
     counters: ReceiptCounters
     observers: Sequence[Observer] = ()
     between_steps: Sequence[BetweenSteps] = ()
+    gauges: MutableMapping[str, float] = attrs.field(factory=dict[str, float])
+    """Numbers that go with load reports to ``/metrics``; those who act between steps write them."""
     on_prompt_logits: LogitSink | None = None
     """When given, requests that generate nothing and ask for no log-probabilities get the logits of all their rows."""
     eplb_pass: int = attrs.field(default=0, init=False)
@@ -118,7 +120,8 @@ class RankEngine:
     def _record(self, step: int, scheduled: Scheduled | None, work: StepWork) -> StepRecord:
         assert self.scheduler is not None
         num_controls = self._controls_done + len(self._controls)
-        is_working = self.scheduler.has_work or bool(self._controls)
+        is_busy = any(actor.is_busy for actor in self.between_steps)
+        is_working = self.scheduler.has_work or bool(self._controls) or is_busy
         record = work.record(
             step=step,
             eplb_pass=self.eplb_pass,
@@ -190,7 +193,7 @@ class RankEngine:
         now_s = time.monotonic()
         if outputs or (is_due and now_s - self._reported_s >= LOAD_REPORT_S):
             self._reported_s = now_s
-            load = scheduler.load(self.place.attn_dp_rank, step)
+            load = attrs.evolve(scheduler.load(self.place.attn_dp_rank, step), gauges=dict(self.gauges))
             self.link.send(Outputs(outputs=tuple(outputs), load=load))
 
     def _hand_over_prompt_logits(self, in_flight: InFlight) -> None:

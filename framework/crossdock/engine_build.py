@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from crossdock.comm import RankComms
 from crossdock.control_verbs import ControlVerbs
 from crossdock.engine import RankEngine
 from crossdock.engine_seams import LogitSink, StepSync
+from crossdock.eplb.build import LiveBalancing, make_live_balancing
 from crossdock.errors import CrossdockError, RankLost, RuntimeFault
 from crossdock.groups import leader_rank
 from crossdock.kv_cache import BlockPool
@@ -64,7 +65,7 @@ def build_engine(
     *,
     store: Store | None = None,
     on_prompt_logits: LogitSink | None = None,
-) -> Iterator[RankEngine]:
+) -> Generator[RankEngine]:
     """The engine of a rank, warmed up; what it shares with other ranks is closed when the block is left. Collective.
 
     Raises:
@@ -75,7 +76,18 @@ def build_engine(
     device = torch.device("cuda", torch.cuda.current_device()) if plan.selection.device == "cuda" else _CPU
     built = build_runner(plan, comms, device)
     warm_up(built.runner, plan.sizes)
-    counters = _counters(plan, built)
+    counters, observers, gauges = _counters(plan, built), _observers(plan), dict[str, float]()
+    balancing = make_live_balancing(
+        plan,
+        comms,
+        built.model,
+        built.moe,
+        built.recorder,
+        built.spare,
+        counters=counters,
+        observers=observers,
+        gauges=gauges,
+    )
     with open_step_sync(plan, step_rules(plan), comms, store) as sync:
         scheduler = make_scheduler(plan, built.kv.plan.num_pages) if _is_leader(plan) else None
         engine = RankEngine(
@@ -84,19 +96,24 @@ def build_engine(
             sync=sync,
             runner=built.runner,
             scheduler=scheduler,
-            verbs=_verbs(plan, built, comms, scheduler, counters),
+            verbs=_verbs(plan, built, comms, scheduler, counters, balancing),
             counters=counters,
-            observers=_observers(plan),
+            observers=observers,
+            between_steps=balancing.actors,
+            gauges=gauges,
             on_prompt_logits=on_prompt_logits,
         )
         if store is not None:
             limit_collectives(comms, plan.config.launch.step_deadline_s)
-        with _told_reasons(plan, sync, store):
-            yield engine
+        try:
+            with _told_reasons(plan, sync, store):
+                yield engine
+        finally:
+            balancing.close()
 
 
 @contextmanager
-def _told_reasons(plan: RankPlan, sync: StepSync, store: Store | None) -> Iterator[None]:
+def _told_reasons(plan: RankPlan, sync: StepSync, store: Store | None) -> Generator[None]:
     """When the block fails, the ranks that wait for this one learn why, with the rank that is to blame."""
     rank = plan.place.rank
     try:
@@ -159,6 +176,7 @@ def _verbs(
     comms: RankComms,
     scheduler: Scheduler | None,
     counters: ReceiptCounters,
+    balancing: LiveBalancing,
 ) -> ControlVerbs:
     def flush_cache(arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {"flushed_pages": 0 if scheduler is None else scheduler.pool.flush()}
@@ -178,15 +196,23 @@ def _verbs(
             "kv_tokens": built.kv.plan.usable_tokens,
         }
 
+    mode = RecorderMode(plan.config.recorder.mode)
     recorder = RecorderVerbs(
-        recorder=built.recorder,
-        mode=RecorderMode(plan.config.recorder.mode),
+        # Balancing counts without a recorder of the user's.
+        recorder=None if mode is RecorderMode.OFF else built.recorder,
+        mode=mode,
         maps=None if built.moe is None else built.moe.maps,
         layers=() if plan.info.moe is None else plan.info.moe.layers,
         world=comms.world,
         rank=plan.place.rank,
     )
+    placement = balancing.verbs
     return ControlVerbs(
-        local={"flush_cache": flush_cache, "receipt": receipt, "server_info": server_info},
-        together=recorder.verbs(),
+        local={
+            "flush_cache": flush_cache,
+            "receipt": receipt,
+            "server_info": server_info,
+            **({} if placement is None else placement.local()),
+        },
+        together={**recorder.verbs(), **({} if placement is None else placement.together())},
     )

@@ -109,6 +109,11 @@ class StepRunner(Protocol):
 class BetweenSteps(Protocol):
     """Acts on every rank after every step, in the same order everywhere; it may hold collectives."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Ranks must not park, because something is under way that needs their steps. The same on all ranks."""
+        ...
+
     def after_step(self, agreed: AgreedStep) -> None: ...
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import ProcessGroup
 
 from crossdock.comm import RankComms
 from crossdock.comm_gloo import GlooComm
 from crossdock.comm_nccl import NcclComm
+from crossdock.comm_shared import SharedComm
 from crossdock.errors import RankLost
 
 if TYPE_CHECKING:
@@ -24,11 +27,14 @@ _ROLL_CALL_POLL_S = 0.05
 def limit_collectives(comms: RankComms, timeout_s: float) -> None:
     """From now on a collective of these groups fails after ``timeout_s``. At start they may take longer, while ranks load weights."""
     limit = datetime.timedelta(seconds=timeout_s)
+    # Private, but the only way that torch offers to change the timeout of a group that exists.
+    set_timeout: Callable[[datetime.timedelta, ProcessGroup], None] = getattr(c10d, "_set_pg_timeout")  # noqa: B009
     for groups in (comms, comms.host):
         for comm in (groups.world, groups.attn_tp, groups.moe_ep, groups.moe_tp):
+            if isinstance(comm, SharedComm):
+                comm.state.timeout_s = timeout_s
             if isinstance(comm, GlooComm | NcclComm):
-                # The only way torch offers to change the timeout of a group that exists.
-                dist.distributed_c10d._set_pg_timeout(limit, comm.group)
+                set_timeout(limit, comm.group)
 
 
 def is_broken_collective(error: RankLost) -> bool:

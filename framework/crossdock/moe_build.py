@@ -9,7 +9,8 @@ from crossdock.dispatch import make_dispatcher
 from crossdock.dispatch_capacity import RowLimits, needed_rows_per_rank
 from crossdock.experts import adapt_experts, layouts_needed, make_experts
 from crossdock.location import make_expert_location, placement_maps
-from crossdock.placement import trivial_placement
+from crossdock.placement import make_eplb_algo, trivial_placement
+from crossdock.placement_io.start import start_placement
 from crossdock.rank_plan import RankPlan
 from crossdock.recorder import RecorderMode, RecorderSpec, make_recorder
 from crossdock.types.dispatch import DispatcherSpec
@@ -17,15 +18,16 @@ from crossdock.types.experts import ExpertsSpec
 from crossdock.types.layout import Layout
 from crossdock.types.location import LoadRecorder, Picker, PickerSpec, PlacementMaps
 from crossdock.types.model import MoeParts, MoeSpec
-from crossdock.types.placement import Topology
+from crossdock.types.placement import Placement, Topology
 
 
 def make_moe_parts(
     plan: RankPlan, moe: MoeSpec, comms: RankComms, dtype: torch.dtype, device: torch.device, in_flight: int
 ) -> MoeParts:
-    """The parts for ``in_flight`` micro-batches, with the trivial placement.
+    """The parts for ``in_flight`` micro-batches, with the placement of ``eplb.init_location``.
 
     Raises:
+        LoadFileError: ``eplb.init_location`` names a file that cannot be used.
         CapacityTooSmall: the dispatcher cannot take the rows that the limits allow.
         PluginError: a plugin declines.
     """
@@ -65,7 +67,7 @@ def make_moe_parts(
         ),
     )
     maps = placement_maps(
-        trivial_placement(len(moe.layers), moe.num_logical_experts, plan.num_physical_experts),
+        _first_placement(plan, moe),
         device,
         max_replicas=plan.config.eplb.max_replicas,
     )
@@ -84,15 +86,9 @@ def _make_picker(
     plan: RankPlan, moe: MoeSpec, comms: RankComms, maps: PlacementMaps, *, replicated_rows: bool
 ) -> Picker:
     choice = plan.selection.plugin("expert_location")
-    topology = Topology(
-        num_gpus=plan.sizes.moe_ep_size,
-        num_nodes=_nodes_of_experts(plan),
-        num_physical_experts=plan.num_physical_experts,
-        num_groups=moe.num_groups,
-    )
     spec = PickerSpec(
         maps=maps,
-        topology=topology,
+        topology=expert_topology(plan, moe),
         sizes=plan.sizes,
         place=plan.place,
         comms=comms,
@@ -103,16 +99,41 @@ def _make_picker(
 
 
 def _make_recorder(plan: RankPlan, maps: PlacementMaps, input_rows: Layout) -> LoadRecorder:
+    """Balancing and reports need counts, also where nothing else is recorded; then the ring is as short as can be."""
+    config = plan.config
+    mode, buffer_steps = RecorderMode(config.recorder.mode), config.recorder.buffer_steps
+    if mode is RecorderMode.OFF and (config.eplb.enabled or config.recorder.report != "off"):
+        mode, buffer_steps = RecorderMode.STAT, 1
     return make_recorder(
         RecorderSpec(
-            mode=RecorderMode(plan.config.recorder.mode),
+            mode=mode,
             maps=maps,
             sizes=plan.sizes,
             place=plan.place,
             input_rows=input_rows,
-            buffer_steps=plan.config.recorder.buffer_steps,
+            buffer_steps=buffer_steps,
         )
     )
+
+
+def expert_topology(plan: RankPlan, moe: MoeSpec) -> Topology:
+    """The ranks of the expert group as the GPUs of placements."""
+    return Topology(
+        num_gpus=plan.sizes.moe_ep_size,
+        num_nodes=_nodes_of_experts(plan),
+        num_physical_experts=plan.num_physical_experts,
+        num_groups=moe.num_groups,
+    )
+
+
+def _first_placement(plan: RankPlan, moe: MoeSpec) -> Placement:
+    """``eplb.init_location``: the same on all ranks, because planners are deterministic."""
+    location, num_layers, num_experts = plan.config.eplb.init_location, len(moe.layers), moe.num_logical_experts
+    if location == "trivial":
+        return trivial_placement(num_layers, num_experts, plan.num_physical_experts)
+    choice = plan.selection.plugin("eplb_algo")
+    algo = make_eplb_algo(choice.name, choice.options)
+    return start_placement(location, expert_topology(plan, moe), algo, num_layers=num_layers, num_experts=num_experts)
 
 
 def max_rows_per_rank(plan: RankPlan, input_rows: Layout) -> int:

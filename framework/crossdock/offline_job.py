@@ -65,8 +65,8 @@ class OfflineJob:
 class OfflineResult:
     """Results by request id."""
 
-    outputs: Mapping[str, Sequence[EngineOutput]] = attrs.Factory(dict)
-    logits: Mapping[str, npt.NDArray[np.float32]] = attrs.Factory(dict)
+    outputs: Mapping[str, Sequence[EngineOutput]] = attrs.field(factory=dict[str, list[EngineOutput]])
+    logits: Mapping[str, npt.NDArray[np.float32]] = attrs.field(factory=dict[str, npt.NDArray[np.float32]])
 
 
 def spread(prompts: Sequence[Sequence[int]], num_replicas: int) -> list[int]:

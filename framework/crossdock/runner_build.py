@@ -11,6 +11,8 @@ import torch
 from crossdock.attention import make_attention
 from crossdock.checkpoint import open_checkpoint
 from crossdock.comm import RankComms
+from crossdock.eplb.build import make_spare_slots
+from crossdock.eplb.spare_slots import SpareSlots
 from crossdock.executor import Executor
 from crossdock.kv_storage import KvPlan, KvStorage, elements_per_token, plan_kv_cache
 from crossdock.model import make_model
@@ -40,7 +42,9 @@ class BuiltRunner:
     kv: KvStorage
     moe: MoeParts | None
     recorder: ExpertLoadRecorder | None
-    """None for a dense model or with recording off."""
+    """None for a dense model, or where nothing is counted."""
+    spare: SpareSlots | None = None
+    """None where experts do not move."""
 
 
 def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> BuiltRunner:
@@ -59,6 +63,8 @@ def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> Buil
     if plan.info.moe is not None:
         moe = make_moe_parts(plan, plan.info.moe, comms, dtype, device, strategy.capabilities.micro_batches)
     model = make_model(_model_spec(plan, comms, dtype, device, attention, moe))
+    # Before the KV cache, which takes what memory is left.
+    spare = make_spare_slots(plan, model)
     kv = KvStorage(plan.info.kv, _plan_kv(plan, comms, dtype, device), dtype=dtype, device=device)
     model.bind_kv_cache(kv.caches)
     recorder = moe.recorder if moe is not None and isinstance(moe.recorder, ExpertLoadRecorder) else None
@@ -73,7 +79,7 @@ def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> Buil
         dispatch_rows=FULL_ROWS if moe is None else moe.dispatcher.capabilities.input_rows,
         eos_token_ids=frozenset(plan.info.eos_token_ids),
     )
-    return BuiltRunner(runner=runner, model=model, kv=kv, moe=moe, recorder=recorder)
+    return BuiltRunner(runner=runner, model=model, kv=kv, moe=moe, recorder=recorder, spare=spare)
 
 
 def _make_attention(plan: RankPlan, dtype: torch.dtype, device: torch.device) -> Attention:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
+from crossdock.host_values import float_rows, floats, int_rows, ints
 from crossdock.noise import exponential_noise
 from crossdock.types.request import SamplingParams, TokenLogprob
 
@@ -68,11 +69,11 @@ def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor, counts: Sequence[
         return []
     scores = torch.log_softmax(logits.to(torch.float32), dim=-1)
     chosen = scores.gather(1, token_ids.unsqueeze(1))
-    ranks = (scores > chosen).sum(dim=1).tolist()
+    ranks = ints((scores > chosen).sum(dim=1))
     most = min(max(counts), logits.shape[1])
     best_scores, best_ids = scores.topk(most, dim=-1)
-    best = zip(best_ids.tolist(), best_scores.tolist(), strict=True)
-    rows = zip(token_ids.tolist(), chosen.squeeze(1).tolist(), ranks, best, counts, strict=True)
+    best = zip(int_rows(best_ids), float_rows(best_scores), strict=True)
+    rows = zip(ints(token_ids), floats(chosen.squeeze(1)), ranks, best, counts, strict=True)
     return [
         TokenLogprob(token_id=token, logprob=score, rank=rank, top=tuple(zip(ids[:count], values[:count], strict=True)))
         for token, score, rank, (ids, values), count in rows
@@ -128,7 +129,7 @@ def _draw_filtered(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
     narrow = min(_NARROW, scores.shape[1])
     totals = scores.logsumexp(dim=-1, keepdim=True)
     best, best_ids = scores.topk(narrow, dim=-1)
-    masses = (best - totals).exp().sum(dim=-1).tolist()
+    masses = floats((best - totals).exp().sum(dim=-1))
     chosen = torch.empty(len(rows), dtype=torch.int64, device=scores.device)
     is_narrow = [
         row.params.top_k <= narrow if row.params.top_k > 0 else mass >= row.params.top_p + _MASS_SLACK

@@ -20,6 +20,10 @@ class SequenceState(enum.Enum):
     FINISHED = "finished"
 
 
+def _prompt_of(sequence: EngineSequence) -> list[int]:
+    return list(sequence.request.prompt_ids)
+
+
 @attrs.define(kw_only=True, eq=False)
 class EngineSequence:
     """Tokens, pages and progress of one request."""
@@ -29,13 +33,13 @@ class EngineSequence:
     """Number of this arrival at the replica; a preempted sequence keeps it."""
     keeps_prompt_logits: bool = False
     """The logits of every prompt row are wanted as such (``crossdock logits``), not only their log-probabilities."""
-    tokens: list[int] = attrs.field()
+    tokens: list[int] = attrs.field(default=attrs.Factory(_prompt_of, takes_self=True))
     """Prompt and generated tokens."""
     state: SequenceState = SequenceState.WAITING
     computed: int = 0
     """Tokens whose keys and values are in the cache."""
-    pages: list[int] = attrs.Factory(list)
-    chain: list[PageHash] = attrs.Factory(list)
+    pages: list[int] = attrs.field(factory=list[int])
+    chain: list[PageHash] = attrs.field(factory=list[PageHash])
     """Hashes of the first full pages, as far as they were needed."""
     published: int = 0
     """Pages of ``pages`` that can be found by hash."""
@@ -44,16 +48,12 @@ class EngineSequence:
     rows_in_flight: int = 0
     prompt_rows_done: int = 0
     """Prompt positions whose logits were already used (log-probabilities or ``keeps_prompt_logits``)."""
-    prompt_logprobs: list[TokenLogprob | None] = attrs.Factory(list)
+    prompt_logprobs: list[TokenLogprob | None] = attrs.field(factory=list[TokenLogprob | None])
     sent_prompt: bool = False
     arrived_s: float = attrs.Factory(time.monotonic)
     started_s: float | None = None
     first_token_s: float | None = None
     preemptions: int = 0
-
-    @tokens.default
-    def _prompt(self) -> list[int]:
-        return list(self.request.prompt_ids)
 
     @property
     def rid(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_step_sync(plan: RankPlan, rules: StepRules, comms: RankComms, store: Store | None) -> Iterator[StepSync]:
+def open_step_sync(plan: RankPlan, rules: StepRules, comms: RankComms, store: Store | None) -> Generator[StepSync]:
     """The sync of this rank; closed when the block is left. Collective.
 
     Args:

@@ -35,7 +35,7 @@ class QueueLink:
 
     rank: int
     frontend: FakeFrontend
-    inbox: queue.SimpleQueue[Incoming] = attrs.field(factory=queue.SimpleQueue, init=False)
+    inbox: queue.SimpleQueue[Incoming] = attrs.field(factory=queue.SimpleQueue[Incoming], init=False)
     polls: int = attrs.field(default=0, init=False)
     waits: int = attrs.field(default=0, init=False)
     """Polls that waited without a limit, that is parked ones."""
