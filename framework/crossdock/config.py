@@ -130,6 +130,25 @@ class EplbConfig:
     max_replicas: int = option(
         "most replicas of one expert; 0 allows all spare slots", default=0, validator=at_least(0)
     )
+    max_step_bytes: int = option(
+        "bytes that a rank sends, and receives, for a rebalance between two steps",
+        default=1 << 25,
+        validator=at_least(1),
+    )
+    late_s: float = option(
+        "a plan, or the transfer of a layer, that takes longer is given up and tried again at a later decision",
+        default=60.0,
+        validator=at_least(0.01),
+    )
+    expert_share: float = option(
+        "part of a step that experts of the fullest rank take, for the predicted gain",
+        default=0.5,
+        validator=at_least(0.0),
+    )
+    link_gbps: float = option(
+        "10^9 bits a second between two ranks, for the price of a plan", default=10.0, validator=at_least(0.001)
+    )
+    canary: bool = option("debug: expert numbers travel with the tensors and are checked on arrival", default=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -141,6 +160,7 @@ class RecorderConfig:
     )
     buffer_steps: int = option("passes in the ring buffer", default=1000, validator=at_least(1))
     report: Literal["off", "log", "prometheus", "both"] = option("where balancedness is reported", default="off")
+    report_every: int = option("recorded passes between two reports", default=100, validator=at_least(1))
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ logical by the map in force when they were made.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import torch
@@ -69,6 +69,18 @@ class PassRecord:
     forward_mode: str = ""
 
 
+class CountSink(Protocol):
+    """Gets the counts of every pass that may be recorded, whether the recorder was started or not: balancing and reports count always."""
+
+    def push(self, counts: torch.Tensor) -> None:
+        """[L, P] int32 of one pass on this rank; copy what is kept."""
+        ...
+
+    def flush_layer(self, layer: int) -> None:
+        """The layer's map is about to be overwritten."""
+        ...
+
+
 class NoRecorder:
     """Mode ``off``: nothing is counted."""
 
@@ -96,6 +108,7 @@ class ExpertLoadRecorder:
         self._counts_rows = _is_first_holder(spec.input_rows, spec.place)
         self._counts_received = spec.place.moe_tp_rank == 0
         self._started = False
+        self._sinks: list[CountSink] = []
         self._in_pass: int | None = None
         self._batch: ForwardBatch | None = None
 
@@ -126,12 +139,17 @@ class ExpertLoadRecorder:
         """Keeps what was counted and counts no more."""
         self._started = False
 
+    def add_sink(self, sink: CountSink) -> None:
+        """From now on ``sink`` gets counts, after the recorder's own."""
+        self._sinks.append(sink)
+
     def begin_pass(self, pass_id: int, *, record: bool = True, batch: ForwardBatch | None = None) -> None:
         """Before a forward pass. ``record`` is a global decision, equal on all ranks: False for warm-up, idle and health-check passes.
 
         ``batch`` gives token ids and positions to ``per_token``.
         """
-        self._in_pass = pass_id if record and self._started else None
+        is_wanted = self._started or bool(self._sinks)
+        self._in_pass = pass_id if record and is_wanted else None
         self._batch = batch
 
     def record(self, layer: int, physical_ids: torch.Tensor) -> None:
@@ -139,7 +157,7 @@ class ExpertLoadRecorder:
             return
         if self._counts_rows:
             self._count(layer, physical_ids.reshape(-1))
-        if self._spec.mode is RecorderMode.PER_TOKEN:
+        if self._started and self._spec.mode is RecorderMode.PER_TOKEN:
             known = self._topk.get(layer)
             self._topk[layer] = physical_ids.clone() if known is None else torch.cat((known, physical_ids))
 
@@ -159,10 +177,13 @@ class ExpertLoadRecorder:
         if self._in_pass is None:
             return
         counts = self._counts[:, 1:]
-        self._ring.push(counts)
-        self._window.push(counts)
-        if self._spec.mode in (RecorderMode.PER_PASS, RecorderMode.PER_TOKEN):
-            self._records.append(self._record_of_pass(counts.clone()))
+        if self._started:
+            self._ring.push(counts)
+            self._window.push(counts)
+            if self._spec.mode in (RecorderMode.PER_PASS, RecorderMode.PER_TOKEN):
+                self._records.append(self._record_of_pass(counts.clone()))
+        for sink in self._sinks:
+            sink.push(counts)
         self._counts.zero_()
         self._topk.clear()
         self._in_pass = None
@@ -171,6 +192,8 @@ class ExpertLoadRecorder:
     def flush_layer(self, layer: int) -> None:
         """Turns a layer's counts into logical ones by the map in force, which is about to be overwritten. Between two passes."""
         self._ring.flush_layer(layer)
+        for sink in self._sinks:
+            sink.flush_layer(layer)
 
     def logical_counts(self, world: GroupComm) -> torch.Tensor:
         """[passes, L, E] int32, oldest pass first, summed over ranks. A collective: every rank calls it after the same pass."""

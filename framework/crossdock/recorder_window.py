@@ -42,6 +42,9 @@ class LoadWindow:
         self._next = (self._next + 1) % _LONGEST_WINDOW
         self._fill = min(self._fill + 1, _LONGEST_WINDOW)
 
+    def flush_layer(self, layer: int) -> None:
+        """Loads of ranks are what they are, whatever the map says next."""
+
     def balancedness(self, world: GroupComm, windows: tuple[int, ...]) -> dict[int, tuple[float, ...]]:
         """Per window the mean, over its passes with load in a layer, of that layer's balancedness; loads are summed over ranks first."""
         newest_first = self._loads.roll(-self._next, dims=0).flip(0)[: self._fill]

@@ -229,6 +229,7 @@ def test_actors_between_steps_are_called_on_every_rank_after_every_step(folder: 
     class Actor:
         def __init__(self, rank: int) -> None:
             self.rank = rank
+            self.is_busy = False
 
         def after_step(self, agreed: object) -> None:
             seen[self.rank].append(agreed.plan.step)  # type: ignore[attr-defined]

@@ -78,3 +78,5 @@ class ReplicaLoad:
     attention_pairs: int
     kv_usage: float
     step: int
+    gauges: dict[str, float] = attrs.Factory(dict)
+    """Further numbers of the rank for ``/metrics``, by name."""

@@ -1,0 +1,1 @@
+"""Live balancing: when experts move, how their tensors travel between steps, and how a layer switches (DESIGN section 10)."""

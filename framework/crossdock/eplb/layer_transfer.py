@@ -1,0 +1,130 @@
+"""One layer on its way: slices are handed over one at a time until every new expert of this rank lies in a spare slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+
+from crossdock.eplb.slices import Chunk, layer_slices
+from crossdock.eplb.spare_slots import CANARY, SpareSlots, read_bytes
+from crossdock.eplb.transfer import Arriving, Outgoing, SliceCarrier, SliceTransfer, TransferTicket
+from crossdock.errors import TransferFailed
+from crossdock.types.moves import LayerMoves
+
+
+class LayerTransfer:
+    """Staging of one layer on one rank."""
+
+    def __init__(
+        self,
+        moves: LayerMoves,
+        live: Mapping[str, torch.Tensor],
+        spare: SpareSlots,
+        carrier: SliceCarrier,
+        *,
+        ep_rank: int,
+        max_bytes: int,
+    ) -> None:
+        """``live``: everything that moves with an expert of this layer, by name, dim 0 = local slot; read, not written."""
+        self.moves = moves
+        self._live = live
+        self._spare = spare
+        self._carrier = carrier
+        self._rank = ep_rank
+        self._slots_per_rank = int(next(iter(live.values())).shape[0])
+        slices = layer_slices(
+            moves, slot_bytes=spare.slot_bytes, max_bytes=max_bytes, slots_per_rank=self._slots_per_rank
+        )
+        self._waiting = [own for own in (self._own_part(chunks) for chunks in slices) if own is not None]
+        self._ticket: TransferTicket | None = None
+
+    @property
+    def sources(self) -> dict[int, int]:
+        """Local slot that changes -> spare slot with its new expert."""
+        found: dict[int, int] = {}
+        for move in self.moves.moves:
+            if move.slot // self._slots_per_rank == self._rank:
+                spare = move.source_slot if move.kind == "free_rider" else move.slot
+                found[move.slot % self._slots_per_rank] = spare % self._slots_per_rank
+        return found
+
+    @property
+    def new_experts(self) -> dict[int, int]:
+        """Local slot that changes -> its new logical expert."""
+        return {
+            move.slot % self._slots_per_rank: move.logical_expert
+            for move in self.moves.moves
+            if move.slot // self._slots_per_rank == self._rank
+        }
+
+    def advance(self) -> bool:
+        """Hands over the next slice when the last one is done; True when all are. Never waits.
+
+        Raises:
+            TransferFailed: a slice failed, or the canary says that another expert arrived.
+        """
+        if self._ticket is not None:
+            if not self._ticket.is_done:
+                return False
+            if self._ticket.error is not None:
+                error = self._ticket.error
+                raise TransferFailed(
+                    f"experts of MoE layer row {self.moves.layer}: {type(error).__name__}: {error}"
+                ) from error
+            self._ticket = None
+            if not self._waiting:
+                self._check_canary()
+        if not self._waiting:
+            return True
+        self._ticket = self._carrier.submit(self._waiting.pop(0))
+        return False
+
+    def wait_briefly(self, seconds: float) -> None:
+        """Gives the carrier time, when the ranks have nothing else to do."""
+        if self._ticket is not None:
+            self._ticket.finished.wait(seconds)
+
+    def give_up(self) -> None:
+        """What still arrives is dropped."""
+        self._waiting.clear()
+        if self._ticket is not None:
+            self._ticket.give_up()
+
+    def _own_part(self, chunks: Sequence[Chunk]) -> SliceTransfer | None:
+        """This rank's sends, receives and copies of a slice; None when it has none."""
+        sends: list[Outgoing] = []
+        receives: list[Arriving] = []
+        copies: list[partial[None]] = []
+        for tag, chunk in enumerate(chunks):
+            move = chunk.move
+            target = move.slot // self._slots_per_rank
+            if move.source_rank == target == self._rank:
+                copies.append(partial(self._copy, chunk))
+            elif move.source_rank == self._rank:
+                sends.append(Outgoing(rank=target, tag=tag, read=partial(self._read, chunk)))
+            elif target == self._rank:
+                write = partial(self._spare.write, move.slot % self._slots_per_rank, chunk.begin)
+                receives.append(Arriving(rank=move.source_rank, tag=tag, num_bytes=chunk.num_bytes, write=write))
+        if not (sends or receives or copies):
+            return None
+        return SliceTransfer(sends=sends, receives=receives, copies=copies)
+
+    def _read(self, chunk: Chunk) -> torch.Tensor:
+        return read_bytes(self._live, chunk.move.source_slot % self._slots_per_rank, chunk.begin, chunk.end)
+
+    def _copy(self, chunk: Chunk) -> None:
+        self._spare.write(chunk.move.slot % self._slots_per_rank, chunk.begin, self._read(chunk))
+
+    def _check_canary(self) -> None:
+        """In debug mode the number of each expert travelled with its tensors."""
+        if CANARY not in self._live:
+            return
+        experts, sources = self.new_experts, self.sources
+        for slot, expert in experts.items():
+            found = int(self._spare.read(CANARY, sources[slot]))
+            if found != expert:
+                raise TransferFailed(
+                    f"MoE layer row {self.moves.layer}: local slot {slot} was to get expert {expert} and got {found}"
+                )

@@ -1,0 +1,104 @@
+"""The placement in force on one rank, and the switch of a layer between two steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from crossdock.eplb.layer_transfer import LayerTransfer
+from crossdock.eplb.spare_slots import SpareSlots, moved_tensors
+from crossdock.eplb.transfer import SliceCarrier
+from crossdock.errors import InvalidPlacement
+from crossdock.location import overwrite_layer
+from crossdock.move_plan import layer_moves
+from crossdock.placement import check_fits
+from crossdock.types.experts import Experts, ExpertTensors
+from crossdock.types.location import Picker, PlacementMaps
+from crossdock.types.placement import Placement, Topology
+
+
+class LayerCounters(Protocol):
+    """Counts by physical expert that must be turned logical before a layer's map changes."""
+
+    def flush_layer(self, layer: int) -> None: ...
+
+
+@attrs.define(kw_only=True, eq=False)
+class LivePlacement:
+    """Maps, expert tensors and everything that is derived from them. Addresses and shapes never change."""
+
+    topology: Topology
+    maps: PlacementMaps
+    tensors: Sequence[ExpertTensors]
+    """One a MoE layer, in row order."""
+    experts: Experts
+    picker: Picker
+    counters: LayerCounters
+    ep_rank: int
+    spare: SpareSlots
+    canaries: Sequence[torch.Tensor] = ()
+    """In debug mode [local slots] int64 expert numbers of each layer, which travel with the tensors."""
+    slots: npt.NDArray[np.int64] = attrs.field(init=False)
+    """[L, P] host copy of the map in force."""
+    clock: Callable[[], float] = time.perf_counter
+
+    def __attrs_post_init__(self) -> None:
+        self.slots = self.maps.physical_to_logical.cpu().numpy().copy()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.tensors)
+
+    def placement(self) -> Placement:
+        """The placement in force; while layers move, some have switched and some have not."""
+        return Placement.from_physical(self.slots.copy(), self.maps.replica_counts.shape[1])
+
+    def check(self, new: Placement) -> None:
+        """Raises ``InvalidPlacement`` unless ``new`` can be switched to."""
+        num_experts, width = self.maps.logical_to_physical.shape[1:]
+        check_fits(new, self.topology, num_layers=self.num_layers, num_experts=num_experts)
+        most = int(new.replica_counts.max())
+        if most > width:
+            raise InvalidPlacement(
+                f"an expert has {most} replicas and the maps hold {width}; raise eplb.max_replicas or plan with fewer"
+            )
+
+    def changed_layers(self, new: Placement) -> list[int]:
+        """Rows of MoE layers that differ from the placement in force."""
+        rows = np.flatnonzero((self.slots != new.physical_to_logical).any(axis=1))
+        return [int(row) for row in rows]
+
+    def transfer(self, row: int, new: Placement, carrier: SliceCarrier, max_bytes: int) -> LayerTransfer:
+        """Staging of one layer; nothing is sent yet."""
+        moves = layer_moves(row, self.slots[row].tolist(), new.physical_to_logical[row].tolist(), self.topology)
+        return LayerTransfer(moves, self._moved(row), self.spare, carrier, ep_rank=self.ep_rank, max_bytes=max_bytes)
+
+    def switch(self, transfer: LayerTransfer, new: Placement) -> float:
+        """Makes a staged layer the one in force, between two steps; all ranks after the same one. Seconds of the copies."""
+        row = transfer.moves.layer
+        sources = transfer.sources
+        self.counters.flush_layer(row)
+        started = self.clock()
+        self.spare.copy_to(self._moved(row), sources)
+        copied_s = self.clock() - started
+        if sources:
+            self.experts.refresh(self.tensors[row].layer, sorted(sources))
+        overwrite_layer(self.maps, row, new)
+        self.slots[row] = new.physical_to_logical[row]
+        self.picker.placement_changed(row)
+        return copied_s
+
+    def _moved(self, row: int) -> Mapping[str, torch.Tensor]:
+        return moved_tensors(self.tensors[row], self.canaries[row] if self.canaries else None)
+
+
+def make_canaries(maps: PlacementMaps, ep_rank: int, num_local: int) -> tuple[torch.Tensor, ...]:
+    """The number of the expert in each local slot, one tensor a MoE layer."""
+    first = ep_rank * num_local
+    return tuple(row[first : first + num_local].clone() for row in maps.physical_to_logical)
