@@ -78,6 +78,8 @@ EFFORTS: Final[dict[EffortName, Effort]] = {
 }
 _FAR = 0.3
 """A deal this much above its target, divided by the slots a GPU, is more than exchanges will put right."""
+_MANY_SLOTS = 12
+"""With more slots a GPU one wide round of exchanges is enough for the fast effort."""
 _CLEARLY = 0.03
 """Deals say little about what exchanges reach: other counts must deal this much better to be taken."""
 
@@ -91,10 +93,11 @@ def balanced_packing(load: Floats, num_slots: int, num_gpus: int, effort: Effort
     if not effort.rounds:
         packing = deal(load, counts, num_gpus)
         far = np.flatnonzero(packing.max_load() > mean * (1 + _FAR * num_gpus / num_slots))
-        if far.size:
+        if far.size and num_slots > 2 * num_gpus:
             _try_thresholds(packing, load, counts, mean, far, effort)
         target = np.maximum(mean, (load / counts).max(axis=1)) * (1 + effort.near)
-        exchange_rounds(packing, target, (max(1, num_gpus >> 2), max(1, num_gpus >> 3)))
+        widths = (max(1, num_gpus >> 2), max(1, num_gpus >> 3))
+        exchange_rounds(packing, target, widths[: 1 if num_slots > _MANY_SLOTS * num_gpus else 2])
         return packing
     if num_slots == 2 * num_gpus:
         counts = _folded_counts(load, counts, num_gpus, mean * (1 + effort.near), effort)

@@ -48,7 +48,7 @@ def _part_twins(packing: Packing, load: Floats, num_local: int) -> None:
     crowded = copies.max(axis=1) > min(num_gpus, max_copies(num_local, num_slots, num_gpus))
     separate_copies(packing, np.flatnonzero(~crowded))
     exchange_rounds(packing, before, shrinking_widths(num_gpus, _ROUNDS, 2))
-    for effort in ("default", "high"):
+    for effort in ("fast", "default"):
         again = np.flatnonzero(crowded | (packing.max_load() > before * (1 + 1e-12)))
         if not again.size:
             return

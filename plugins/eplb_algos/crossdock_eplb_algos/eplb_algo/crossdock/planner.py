@@ -25,7 +25,7 @@ from crossdock_eplb_algos.eplb_algo.crossdock.options import CrossdockOptions
 
 _AIM = 2 / 3
 """Part of the slack that actions aim at; walking a little deeper than needed takes fewer moves."""
-_FAR = 3.0
+_FAR = 6.0
 """A layer that few moves leave this many slacks above a fresh plan is planned afresh."""
 
 
