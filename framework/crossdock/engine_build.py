@@ -17,6 +17,7 @@ from crossdock.engine_seams import LogitSink, StepSync
 from crossdock.eplb.build import LiveBalancing, make_live_balancing
 from crossdock.errors import CrossdockError, RankLost, RuntimeFault
 from crossdock.groups import leader_rank
+from crossdock.host_memory import keep_freed_memory
 from crossdock.kv_cache import BlockPool
 from crossdock.lost_rank import is_broken_collective, limit_collectives, named
 from crossdock.moe_build import max_rows_per_rank
@@ -74,6 +75,8 @@ def build_engine(
     """
     check_agreement(agreement_fields(plan.selection), comms.host.world, _CPU)
     device = torch.device("cuda", torch.cuda.current_device()) if plan.selection.device == "cuda" else _CPU
+    if device.type == "cpu":
+        keep_freed_memory()
     built = build_runner(plan, comms, device)
     warm_up(built.runner, plan.sizes)
     counters, observers, gauges = _counters(plan, built), _observers(plan), dict[str, float]()
