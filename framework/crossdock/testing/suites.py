@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TypeAlias
@@ -105,7 +105,7 @@ def _on_this_machine(check: Check) -> Check:
 
 
 @contextmanager
-def rank_pools() -> Iterator[PoolOf]:
+def rank_pools() -> Generator[PoolOf]:
     """Pools of ranks by size, started when they are first asked for and ended with the block."""
     pools: dict[int, RankPool] = {}
 
