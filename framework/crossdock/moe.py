@@ -75,14 +75,19 @@ class MoeBlock:
         picker = self._parts.picker
         logits, bias = picker.transform_router(self._router.logits(hidden.value), self._router.bias)
         ids, weights = self._router.select(logits, bias)
-        padded = padded_rows(self._input_rows, ctx.batch, self._sizes, self._place)
-        for start, stop in padded:
-            ids[start:stop] = -1
-        ids = picker.pick(self._layer_row, ids, ids.shape[0])
-        for start, stop in padded:
-            ids[start:stop] = -1
+        ids = self._without_padding(ctx, ids)
+        ids = self._without_padding(ctx, picker.pick(self._layer_row, ids, ids.shape[0]))
         self._parts.recorder.record(self._layer_row, ids)
         return RoutedTokens(topk_ids=ids, topk_weights=weights)
+
+    def _without_padding(self, ctx: ForwardContext, ids: torch.Tensor) -> torch.Tensor:
+        """``ids`` with -1 in rows that carry no token; a captured step reads them from the device."""
+        live = ctx.dispatch_step.live_rows
+        if live is not None:
+            return ids.masked_fill(~live.unsqueeze(1), -1)
+        for start, stop in padded_rows(self._input_rows, ctx.batch, self._sizes, self._place):
+            ids[start:stop] = -1
+        return ids
 
     def dispatch_begin(self, ctx: ForwardContext, hidden: Rows, routed: RoutedTokens) -> Pending:
         return self._parts.dispatcher.dispatch_begin(

@@ -58,3 +58,9 @@ def test_an_unknown_picker_is_named() -> None:
     spec: PickerSpec = object()  # type: ignore[assignment]
     with pytest.raises(UnknownPlugin, match="statik"):
         make_expert_location("statik", {}, spec)
+
+
+def test_a_narrower_placement_leaves_no_old_replicas_behind() -> None:
+    maps = placement_maps(Placement.from_physical(np.array([[2, 2, 2, 1, 0]]), 3), CPU)
+    overwrite_layer(maps, 0, Placement.from_physical(np.array([[0, 1, 2, 0, 1]]), 3, max_replicas=2))
+    assert maps.logical_to_physical.tolist() == [[[0, 3, -1], [1, 4, -1], [2, -1, -1]]]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from crossdock.native_code import native_code
 from crossdock.ops.linear import MOST_ROWS, linear
-from crossdock.ops.linear_cpu import takes
+from crossdock.ops.linear_cpu import linear_cpu, takes
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 """Relative to the largest value; bf16 results differ by one rounding."""
@@ -42,3 +42,19 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
             )
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(native_code().library is None, reason=f"no native kernels: {native_code().reason}")
+def test_bfloat16_results_are_rounded_to_the_nearest_even() -> None:
+    x = torch.zeros(1, 32, dtype=torch.bfloat16)
+    x[0, :2] = 1.0
+    weight = torch.zeros(8, 32, dtype=torch.bfloat16)
+    # Sums that lie on, just above and just below the middle of two neighbours; NaN and infinity pass through.
+    weight[:, 0] = torch.tensor([256.0, 258.0, 256.0, 256.0, -256.0, 1.0, float("nan"), float("inf")])
+    weight[:, 1] = torch.tensor([1.0, 1.0, 1.0078125, 0.9921875, -1.0, 2.0**-9, 1.0, 1.0])
+    wanted = (weight[:, 0].float() + weight[:, 1].float()).to(torch.bfloat16)
+    assert wanted[:2].tolist() == [256.0, 260.0]
+    found = linear_cpu(x, weight)[0]
+    assert torch.equal(found[:6], wanted[:6])
+    assert found[6].isnan()
+    assert found[7].isinf()

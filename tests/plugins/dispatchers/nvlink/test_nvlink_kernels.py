@@ -6,23 +6,22 @@ other and leave the flags alone. On a GPU the same tests run compiled, and one m
 
 from __future__ import annotations
 
-import os
+import importlib.util
 from collections.abc import Sequence
 
 import attrs
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-pytest.importorskip("triton", reason="triton is not installed (extra `interpreter`)")
-
 from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
 from crossdock_dispatchers.nvlink.kernels.put_rows_torch import put_rows_torch
 from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS, quantise_rows
 from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows
 from crossdock_dispatchers.nvlink.kernels.sum_rows_torch import sum_rows_torch
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers, allocate_slot
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `interpreter`)"
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -109,3 +109,16 @@ def test_it_declines_where_ranks_hold_the_same_rows_and_could_pick_differently()
         replicated_rows=True,
     )
     assert make_expert_location("static", {}, spec).pick(0, torch.tensor([[7, 0]]), 1).tolist() == [[7, 0]]
+
+
+def test_one_stream_is_walked_over_all_layers() -> None:
+    generator = np.random.default_rng(1)
+    slots = np.stack([generator.permutation(np.array([0, 1, 2, 3, 4, 5, 0, 0, 1, 1, 2, 2])) for _ in range(5)])
+    placement = Placement.from_physical(slots, 6)
+    cluster, draw = Cluster(num_ranks=4, num_nodes=1, num_slots=12), random.Random(42)
+    wanted = [
+        picks_of_layer([[int(slot) for slot in replicas if slot >= 0] for replicas in layer], cluster, draw)
+        for layer in placement.logical_to_physical
+    ]
+    for rank in range(4):
+        assert table(picker(rank, slots=slots)[0], layers=5) == tuple(layer[rank] for layer in wanted)

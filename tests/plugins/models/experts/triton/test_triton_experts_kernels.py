@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
 
 import attrs
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-pytest.importorskip("triton", reason="triton is not installed (extra `interpreter`)")
-
 from crossdock_models.experts.triton.kernels.block_order import block_order, max_blocks
 from crossdock_models.experts.triton.kernels.block_order_torch import block_order_torch
 from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
 from crossdock_models.experts.triton.kernels.tiles import FEW, LARGE, MANY, SOME, Tiles
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `interpreter`)"
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FP32_TOLERANCE = 2e-5
