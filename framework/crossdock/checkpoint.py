@@ -17,9 +17,16 @@ from crossdock.types.model import Checkpoint, TensorSpec
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
+_CPU = torch.device("cpu")
+
 
 def open_checkpoint(
-    folder: Path, load_format: str, tensors: Mapping[str, TensorSpec], dtype_name: str = "F32", seed: int = 0
+    folder: Path,
+    load_format: str,
+    tensors: Mapping[str, TensorSpec],
+    dtype_name: str = "F32",
+    seed: int = 0,
+    device: torch.device = _CPU,
 ) -> Checkpoint:
     """The tensors of a checkpoint.
 
@@ -29,12 +36,13 @@ def open_checkpoint(
         tensors: ``ModelInfo.tensors``; what ``random`` makes.
         dtype_name: of random weights, as safetensors spells it.
         seed: of random weights.
+        device: where random weights are made.
 
     Raises:
         CheckpointError: shards are missing or damaged (all of them are named), or the load format is unknown.
     """
     if load_format == "random":
-        return RandomCheckpoint(tensors, dtype_name, seed)
+        return RandomCheckpoint(tensors, dtype_name, seed, device)
     if load_format == "auto":
         return SafetensorsCheckpoint(folder)
     raise CheckpointError(f"load_format {load_format!r} is not known; use 'auto' or 'random'")
@@ -115,7 +123,9 @@ def _shards(folder: Path) -> dict[Path, frozenset[str]]:
 
 
 class RandomCheckpoint:
-    """Seeded random weights with the names and shapes of a model; equal for equal seed and name, on every rank and in any order.
+    """Seeded random weights with the names and shapes of a model; equal for equal seed, name and kind of device, on every rank and in any order.
+
+    Tensors are made and returned on ``device``: a large model is there in seconds when that is a GPU.
 
     Matrices have unit gain, router rows twice that (so that the best experts are well apart), norm weights lie around one.
     """
@@ -124,11 +134,14 @@ class RandomCheckpoint:
     """Standard deviation of stored float8 values; the block scales take it out again."""
     DTYPES: ClassVar[dict[str, torch.dtype]] = {"F32": torch.float32, "BF16": torch.bfloat16}
 
-    def __init__(self, tensors: Mapping[str, TensorSpec], dtype_name: str, seed: int) -> None:
+    def __init__(
+        self, tensors: Mapping[str, TensorSpec], dtype_name: str, seed: int, device: torch.device = _CPU
+    ) -> None:
         if dtype_name not in self.DTYPES:
             raise CheckpointError(f"random weights of dtype {dtype_name} are not made; use {', '.join(self.DTYPES)}")
         self._dtype_name = dtype_name
         self._seed = seed
+        self._device = device
         self._specs = dict(tensors)
         for name, spec in tensors.items():
             if spec.fp8_block:
@@ -151,9 +164,10 @@ class RandomCheckpoint:
         self._unread.pop(name, None)
         if name.endswith("_scale_inv"):
             gain = self._specs[name.removesuffix("_scale_inv")].shape[-1] ** -0.5
-            return torch.full(spec.shape, gain / self.FP8_SPREAD)[index]
-        generator = torch.Generator().manual_seed(xxhash.xxh64_intdigest(name.encode(), self._seed) >> 1)
-        values = torch.randn(spec.shape, generator=generator)
+            return torch.full(spec.shape, gain / self.FP8_SPREAD, device=self._device)[index]
+        generator = torch.Generator(self._device)
+        generator.manual_seed(xxhash.xxh64_intdigest(name.encode(), self._seed) >> 1)
+        values = torch.randn(spec.shape, generator=generator, device=self._device)
         if spec.fp8_block:
             return (values * self.FP8_SPREAD).clamp_(-448, 448)[index].to(torch.float8_e4m3fn)
         mean, deviation = _moments(name.split("."), spec.shape)

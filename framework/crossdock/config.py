@@ -96,6 +96,9 @@ class SchedulerConfig:
     )
     max_queued_requests: int = option("waiting requests before 429", default=1024, validator=at_least(1))
     prefix_cache: bool = option("reuse KV pages of equal prefixes", default=True)
+    graphs: Literal["auto", "off"] = option(
+        "auto: decode steps are captured in device graphs where every plugin can be", default="auto"
+    )
 
 
 @attrs.frozen(kw_only=True)

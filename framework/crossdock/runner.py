@@ -7,6 +7,7 @@ import torch
 
 from crossdock.batch_build import build_batch
 from crossdock.choose_tokens import read_tokens, sample_step
+from crossdock.decode_graphs import DecodeGraphs
 from crossdock.dispatch_layout import dispatch_step
 from crossdock.engine_seams import InFlight
 from crossdock.executor import Executor
@@ -36,6 +37,8 @@ class ModelRunner:
     dispatch_rows: Layout = FULL_ROWS
     """Layout of the rows that the dispatcher takes."""
     eos_token_ids: frozenset[int] = frozenset()
+    graphs: DecodeGraphs | None = None
+    """Captured decode sizes; None where steps are not captured."""
 
     def build(self, work: StepWork, plan: StepPlan) -> ForwardBatch:
         return build_batch(
@@ -48,6 +51,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, batch: ForwardBatch, scheduled: Scheduled | None, *, is_counted: bool) -> InFlight:
+        if plan.bucket is not None and self.graphs is not None:
+            logits = self.graphs.logits(plan, batch)
+        else:
+            logits = self._eager_logits(plan, batch, is_counted=is_counted)
+        ids = None if scheduled is None else sample_step(logits, scheduled, self.eos_token_ids)
+        return InFlight(scheduled=scheduled, logits=logits, ids=ids)
+
+    def _eager_logits(self, plan: StepPlan, batch: ForwardBatch, *, is_counted: bool) -> torch.Tensor:
         context = ForwardContext(
             batch=batch,
             attn_metadata=self.attention.plan(batch),
@@ -58,8 +69,7 @@ class ModelRunner:
         (logits,) = self.executor.run([context])
         if self.recorder is not None:
             self.recorder.end_pass()
-        ids = None if scheduled is None else sample_step(logits, scheduled, self.eos_token_ids)
-        return InFlight(scheduled=scheduled, logits=logits, ids=ids)
+        return logits
 
     @torch.inference_mode()
     def collect(self, in_flight: InFlight) -> StepTokens:

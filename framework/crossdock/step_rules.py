@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from crossdock.graph_sizes import captured_rows
 from crossdock.padding import make_padding
 from crossdock.rank_plan import RankPlan
 from crossdock.step import StepRules
@@ -23,5 +24,6 @@ def step_rules(plan: RankPlan) -> StepRules:
         itemsize=_ITEMSIZE[plan.dtype],
         dispatch_modes=frozenset({DispatchMode.NORMAL}) if dispatcher is None else dispatcher.modes,
         symmetric_counts_required=dispatcher is not None and dispatcher.symmetric_counts_required,
+        captured_rows=captured_rows(plan),
         overlap=strategy.micro_batches > 1,
     )

@@ -99,3 +99,11 @@ class Attention(Protocol):
         chooses absorbed or expanded form per sequence with ``layer.w_uk`` and ``layer.w_uv``. Padded rows of the result are zero.
         """
         ...
+
+
+class CapturableAttention(Attention, Protocol):
+    """A backend whose decode can be captured in a device graph (``graph_capture``)."""
+
+    def allocate_buffers(self, bucket: int, page_columns: int) -> Any:
+        """Static storage for ``plan`` of one bucket: one row a sequence, page tables of ``page_columns``. Filled anew by each ``plan``."""
+        ...

@@ -112,7 +112,8 @@ class DispatchStep:
     capacity: int | None = None
     epoch: int = 0
     live_rows: torch.Tensor | None = None
-    """int32 scalar on the device, rows that carry a token."""
+    """[rows] bool on the device, in the layout that the dispatcher takes: rows that carry a token. Given in captured steps, whose
+    counts change between replays; None where the host's counts say it."""
     active_ranks: torch.Tensor | None = None
     """int32 [moe_ep_size], 1 alive; None when every rank must be alive."""
     deadline_us: int | None = None

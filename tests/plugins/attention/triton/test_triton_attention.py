@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
 
 import attrs
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-pytest.importorskip("triton", reason="triton is not installed (extra `interpreter`)")
-
 from crossdock.errors import MisuseError
 from crossdock.types.attention import AttentionLayer, AttentionSpec, KvSpec
 from crossdock.types.batch import ForwardBatch
@@ -19,6 +14,10 @@ from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPla
 from crossdock_attention.attention.torch.attention import TorchAttention
 from crossdock_attention.attention.torch.options import TorchAttentionOptions
 from crossdock_attention.attention.triton.attention import TritonAttention
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `interpreter`)"
+)
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")

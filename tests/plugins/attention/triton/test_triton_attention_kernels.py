@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-pytest.importorskip("triton", reason="triton is not installed (extra `interpreter`)")
-
 from crossdock_attention.attention.triton.kernels.paged_decode import choose_splits, paged_decode
 from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
 from crossdock_attention.attention.triton.kernels.prefill import prefill, query_blocks
 from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `interpreter`)"
+)
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")

@@ -1,0 +1,43 @@
+"""Captures a rank's decode sizes at start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from crossdock.decode_graphs import CudaCapturer, DecodeGraphs
+from crossdock.graph_sizes import captured_rows
+from crossdock.padding import make_padding
+from crossdock.types.step import DispatchMode
+
+if TYPE_CHECKING:
+    from crossdock.rank_plan import RankPlan
+    from crossdock.runner import ModelRunner
+    from crossdock.types.attention import CapturableAttention
+
+
+@torch.inference_mode()
+def make_decode_graphs(plan: RankPlan, runner: ModelRunner) -> DecodeGraphs | None:
+    """The graphs of ``captured_rows``, ready to replay; None where there are none. Collective: every rank captures the same sizes."""
+    sizes = captured_rows(plan)
+    if not sizes:
+        return None
+    policy = plan.selection.plugin("padding")
+    modes = plan.selection.plugin("dispatcher").capabilities.modes if plan.info.moe is not None else frozenset()
+    graphs = DecodeGraphs(
+        executor=runner.executor,
+        # ``captured_rows`` is empty unless the backend can be captured.
+        attention=cast("CapturableAttention", runner.attention),
+        sizes=plan.sizes,
+        place=plan.place,
+        device=runner.device,
+        dispatch_rows=runner.dispatch_rows,
+        dispatch_mode=DispatchMode.LOW_LATENCY if DispatchMode.LOW_LATENCY in modes else DispatchMode.NORMAL,
+        padding_mode=make_padding(policy.name, policy.options).captured_mode(),
+        page_tokens=runner.page_tokens,
+        max_sequence_tokens=plan.max_sequence_tokens,
+        capturer=CudaCapturer(),
+    )
+    graphs.capture(sizes)
+    return graphs

@@ -1,0 +1,39 @@
+"""Which decode sizes are captured: pure data of a rank's plan, equal on all ranks."""
+
+from __future__ import annotations
+
+from crossdock.groups import align_rows
+from crossdock.rank_plan import RankPlan
+
+CAPTURABLE_POINTS = ("dispatcher", "experts", "attention", "strategy")
+"""Points whose capabilities say ``graph_capture``."""
+DENSE_SIZES = 8
+"""Below this every power of two is captured, above it every multiple up to ``STEP_LIMIT``, then of four times it."""
+STEP_LIMIT = 64
+
+
+def captured_rows(plan: RankPlan) -> tuple[int, ...]:
+    """Sizes in rows of a replica, ascending; empty where steps are not captured: off the GPU, with ``scheduler.graphs = "off"``, with a plugin
+    that cannot be captured, with several micro-batches, or while expert loads are counted (counters are chosen by the host).
+    """
+    config = plan.config
+    counts_loads = config.eplb.enabled or config.recorder.mode != "off" or config.recorder.report != "off"
+    if plan.selection.device != "cuda" or config.scheduler.graphs == "off" or counts_loads:
+        return ()
+    points = CAPTURABLE_POINTS if plan.info.moe is not None else ("attention", "strategy")
+    if not all(plan.selection.plugin(point).capabilities.graph_capture for point in points):
+        return ()
+    if plan.info.moe is not None and not plan.selection.plugin("expert_location").capabilities.capturable:
+        return ()
+    if plan.selection.plugin("strategy").capabilities.micro_batches > 1:
+        return ()
+    return bucket_sizes(config.scheduler.max_running_requests, plan.sizes.attn_tp_size)
+
+
+def bucket_sizes(most: int, multiple: int) -> tuple[int, ...]:
+    """Powers of two, then steps, up to ``most`` rows, each rounded up to ``multiple``."""
+    sizes = [1, 2, 4]
+    sizes += range(DENSE_SIZES, STEP_LIMIT, DENSE_SIZES)
+    sizes += range(STEP_LIMIT, most, 4 * DENSE_SIZES)
+    fitting = [size for size in sizes if size < most]
+    return tuple(sorted({align_rows(size, multiple) for size in [*fitting, most]}))
