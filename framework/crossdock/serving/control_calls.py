@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import attrs
 
 from crossdock.errors import RuntimeFault
-from crossdock.types.link import Control, ControlReply, Incoming
+from crossdock.types.link import ControlReply, Incoming
 
 
 class RankSender(Protocol):
@@ -23,6 +23,7 @@ class RankSender(Protocol):
 
 @attrs.define(eq=False)
 class _Call:
+    leaders: tuple[int, ...]
     waiting: set[int]
     done: asyncio.Future[None]
     replies: dict[int, ControlReply] = attrs.Factory(dict)
@@ -46,19 +47,20 @@ class ControlCalls:
         for call in self._open.values():
             call.was_woken_for = True
 
-    async def call(
-        self, sender: RankSender, leaders: Sequence[int], verb: str, arguments: Mapping[str, Any], timeout_s: float
-    ) -> list[ControlReply]:
-        """Sends a verb to ``leaders``; their replies in that order.
+    def open(self, leaders: Sequence[int]) -> int:
+        """Begins a call to ``leaders``; its id. From now on ``reply`` and ``fail`` reach it."""
+        call_id = next(self._ids)
+        self._open[call_id] = _Call(tuple(leaders), set(leaders), asyncio.get_running_loop().create_future())
+        return call_id
+
+    async def replies(self, call_id: int, verb: str, timeout_s: float) -> list[ControlReply]:
+        """Waits for the replies of a call and closes it; they are in the order of its leaders.
 
         Raises:
             RuntimeFault: a leader did not answer in time, or answered with an error.
         """
-        call_id = next(self._ids)
-        call = _Call(set(leaders), asyncio.get_running_loop().create_future())
-        self._open[call_id] = call
+        call = self._open[call_id]
         try:
-            await sender.send_all(leaders, Control(verb=verb, call_id=call_id, arguments=dict(arguments)))
             await asyncio.wait_for(call.done, timeout_s)
         except TimeoutError as error:
             raise RuntimeFault(f"{verb}: ranks {sorted(call.waiting)} did not answer within {timeout_s:g} s") from error
@@ -67,7 +69,7 @@ class ControlCalls:
         errors = [f"rank {reply.rank}: {reply.error}" for reply in call.replies.values() if reply.error]
         if errors:
             raise RuntimeFault(f"{verb}: {'; '.join(errors)}")
-        return [call.replies[leader] for leader in leaders]
+        return [call.replies[leader] for leader in call.leaders]
 
     def reply(self, reply: ControlReply) -> None:
         """A leader's answer; one that comes after its call has ended is dropped."""

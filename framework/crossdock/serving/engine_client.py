@@ -17,6 +17,7 @@ from crossdock.serving.router import Router, route
 from crossdock.types.link import (
     AbortRequests,
     AddRequests,
+    Control,
     ControlReply,
     Fatal,
     Incoming,
@@ -157,10 +158,11 @@ class EngineClient:
         """
         self.check_alive()
         leaders = [replica.leader for replica in self.replicas if replica.state is not ReplicaState.FAILED]
-        call = asyncio.create_task(self._calls.call(self.sender, leaders, verb, arguments, timeout_s))
-        await asyncio.sleep(0)  # the verb goes out before the wake: ranks execute some verbs together, in a step
+        call_id = self._calls.open(leaders)
+        # The verb goes out before the wake: some verbs are executed by all ranks together, in a step.
+        await self.sender.send_all(leaders, Control(verb=verb, call_id=call_id, arguments=dict(arguments)))
         await self._wake_if_parked()
-        return await call
+        return await self._calls.replies(call_id, verb, timeout_s)
 
     async def stop(self) -> None:
         """Asks every rank to leave its step loop."""
