@@ -10,8 +10,9 @@ import numpy as np
 from crossdock_eplb_algos._shared.arrays import Floats, Ints, numbers
 from crossdock_eplb_algos._shared.counts import greedy_counts, max_copies, threshold_counts
 from crossdock_eplb_algos._shared.fold import folded_peak, search_folded_counts
-from crossdock_eplb_algos._shared.packing import Packing, deal, stacked
+from crossdock_eplb_algos._shared.packing import Packing, deal, packing_of, stacked
 from crossdock_eplb_algos._shared.refine import exchange_rounds, shrinking_widths
+from crossdock_eplb_algos._shared.steps import pack_evenly
 from crossdock_eplb_algos._shared.trades import TradeEffort, trade_rounds
 
 EffortName = Literal["fast", "default", "high"]
@@ -90,30 +91,50 @@ def balanced_packing(load: Floats, num_slots: int, num_gpus: int, effort: Effort
     if num_slots == num_gpus or num_gpus == 1:
         return deal(load, counts, num_gpus)
     mean = load.sum(axis=1) / num_gpus
-    if not effort.rounds:
-        packing = deal(load, counts, num_gpus)
-        far = np.flatnonzero(packing.max_load() > mean * (1 + _FAR * num_gpus / num_slots))
-        if far.size and num_slots > 2 * num_gpus:
-            _try_thresholds(packing, load, counts, mean, far, effort)
-        target = np.maximum(mean, (load / counts).max(axis=1)) * (1 + effort.near)
-        widths = (max(1, num_gpus >> 2), max(1, num_gpus >> 3))
-        exchange_rounds(packing, target, widths[: 1 if num_slots > _MANY_SLOTS * num_gpus else 2])
-        return packing
     if num_slots == 2 * num_gpus:
-        counts = _folded_counts(load, counts, num_gpus, mean * (1 + effort.near), effort)
-        packing = deal(load, counts, num_gpus)
-        target = np.maximum(mean, (load / counts).max(axis=1)) * (1 + effort.near)
-        exchange_rounds(packing, target, (1, 1, 1, 1))
-        return packing
-    return _searched_packing(load, counts, num_gpus, mean, effort)
-
-
-def _searched_packing(load: Floats, counts: Ints, num_gpus: int, mean: Floats, effort: Effort) -> Packing:
-    """Three slots a GPU or more: greedy counts, threshold counts where those pack badly, exchanges, then trades."""
+        return _paired_packing(load, counts, num_gpus, mean, effort)
     packing = deal(load, counts, num_gpus)
-    num_layers, slots_a_gpu = len(load), packing.experts.shape[2]
+    far = np.flatnonzero(packing.max_load() > mean * (1 + _FAR * num_gpus / num_slots))
+    if far.size and num_slots == load.shape[1]:
+        _pack_one_by_one(packing, load, far)
+        far = far[:0]
+    if effort.rounds:
+        return _searched_packing(packing, load, counts, mean, far, effort)
+    if far.size:
+        _try_thresholds(packing, load, counts, mean, far, effort)
+    widths = (max(1, num_gpus >> 2), max(1, num_gpus >> 3))
+    target = np.maximum(mean, (load / counts).max(axis=1)) * (1 + effort.near)
+    exchange_rounds(packing, target, widths[: 1 if num_slots > _MANY_SLOTS * num_gpus else 2])
+    return packing
+
+
+def _paired_packing(load: Floats, counts: Ints, num_gpus: int, mean: Floats, effort: Effort) -> Packing:
+    """Two slots a GPU: the deal is the best packing of its counts, so counts are all there is to search."""
+    if effort.folds:
+        counts = _folded_counts(load, counts, num_gpus, mean * (1 + effort.near), effort)
+    packing = deal(load, counts, num_gpus)
+    target = np.maximum(mean, (load / counts).max(axis=1)) * (1 + effort.near)
+    exchange_rounds(packing, target, (1, 1, 1, 1) if effort.folds else (max(1, num_gpus >> 2),))
+    return packing
+
+
+def _pack_one_by_one(packing: Packing, load: Floats, layers: Ints) -> None:
+    """Without spare slots, pack these layers replica by replica where that is better, in place: it wins on skewed loads."""
+    num_gpus = packing.experts.shape[1]
+    gpu, slot = pack_evenly(load[layers], num_gpus)
+    slots = np.empty_like(gpu)
+    np.put_along_axis(
+        slots, gpu * packing.experts.shape[2] + slot, np.tile(numbers(load.shape[1]), (layers.size, 1)), 1
+    )
+    other = packing_of(slots, load[layers], num_gpus)
+    better = np.flatnonzero(other.max_load() < packing.rows(layers).max_load())
+    packing.overwrite(layers[better], other.rows(better))
+
+
+def _searched_packing(packing: Packing, load: Floats, counts: Ints, mean: Floats, far: Ints, effort: Effort) -> Packing:
+    """Three slots a GPU or more, from a first deal: threshold counts for ``far`` layers, exchanges, then trades."""
+    num_layers, num_gpus, slots_a_gpu = packing.experts.shape
     layers = numbers(num_layers)
-    far = np.flatnonzero(packing.max_load() > mean * (1 + _FAR / slots_a_gpu))
     if far.size:
         second, other, other_counts = _try_thresholds(packing, load, counts, mean, far, effort)
         layers = np.concatenate((layers, second))
@@ -122,7 +143,8 @@ def _searched_packing(load: Floats, counts: Ints, num_gpus: int, mean: Floats, e
     target = mean * (1 + effort.near)
     widths = shrinking_widths(num_gpus, effort.rounds, effort.rounds_a_width)
     exchange_rounds(packing, np.maximum(target, (load / counts).max(axis=1)), widths)
-    _trade(packing, load, counts, mean, effort)
+    if num_gpus * slots_a_gpu > load.shape[1]:
+        _trade(packing, load, counts, mean, effort)
     if len(layers) > num_layers:
         peak = packing.max_load()
         better = np.flatnonzero(peak[num_layers:] < peak[layers[num_layers:]])

@@ -1,8 +1,7 @@
 """The ways in which two GPUs can exchange replicas, and the best of them for many pairs at once.
 
-Exchange k of two GPUs with S slots each is row k of ``ORDER``: which of the 2 S replicas (first GPU's, then second
-GPU's) end where. Single swaps are always tried, double swaps up to ``DOUBLE_SWAP_SLOTS`` slots, where they are few and
-where single ones leave the coarsest steps.
+Exchange a * S + b swaps slot a of the first GPU for slot b of the second. With ``DOUBLE_SWAP_SLOTS`` slots, where single
+swaps leave coarse steps and pairs are few, higher numbers stand for double swaps; see ``ExchangeTable``.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ _FEW_SLOTS = 5
 
 @attrs.frozen(kw_only=True, eq=False)
 class ExchangeTable:
-    """Exchanges of two GPUs with the same number of slots."""
+    """Exchanges of two GPUs with S slots, S one of ``DOUBLE_SWAP_SLOTS``."""
 
     leaving: Ints
-    """[D, 2] pairs of the first GPU's slots in a double swap; D = 0 where these are not tried."""
+    """[D, 2] pairs of the first GPU's slots in a double swap."""
     coming: Ints
     """[C, 2] pairs of the second GPU's slots."""
     order: Ints
-    """[S * S + D * C, 2 S] new content of both GPUs, as positions in the old content."""
+    """[S * S + D * C, 2 S] new content of both GPUs (first GPU's slots, then second GPU's), as positions in the old."""
 
 
 @lru_cache(maxsize=64)
 def exchange_table(num_slots: int) -> ExchangeTable:
-    """The exchanges of GPUs with ``num_slots`` slots."""
-    coming = list(combinations(range(num_slots), 2)) if num_slots in DOUBLE_SWAP_SLOTS else []
+    """The exchanges of GPUs with ``num_slots`` slots, a number of ``DOUBLE_SWAP_SLOTS``."""
+    coming = list(combinations(range(num_slots), 2))
     # With four slots, swapping the other two of each side gives the same split with the GPUs' names exchanged.
     leaving = [pair for pair in coming if num_slots > 4 or pair[0] == 0]
     rows = [_swapped(num_slots, (a,), (b,)) for a in range(num_slots) for b in range(num_slots)]
@@ -68,8 +67,8 @@ def nearest_distance(first: Floats, second: Floats, half_gap: Floats) -> Floats:
     axes = (first.ndim - 1, *range(first.ndim - 1))
     first, second = np.ascontiguousarray(first.transpose(axes)), np.ascontiguousarray(second.transpose(axes))
     distance = _distances(first - half_gap, second)
-    table = exchange_table(num_slots)
-    if len(table.leaving):
+    if num_slots in DOUBLE_SWAP_SLOTS:
+        table = exchange_table(num_slots)
         leaving, coming = first[table.leaving].sum(axis=1), second[table.coming].sum(axis=1)
         np.minimum(distance, _distances(leaving - half_gap, coming), out=distance)
     return distance
@@ -83,9 +82,9 @@ def _distances(left: Floats, right: Floats) -> Floats:
 
 def nearest_exchange(first: Floats, second: Floats, half_gap: Floats) -> tuple[Ints, Floats]:
     """Number [n] and distance [n] of the exchange that ``nearest_distance`` speaks of; both sides [n, S]."""
-    table = exchange_table(first.shape[1])
     gap = ((first - half_gap[:, None])[:, :, None] - second[:, None, :]).reshape(len(first), -1)
-    if len(table.leaving):
+    if first.shape[1] in DOUBLE_SWAP_SLOTS:
+        table = exchange_table(first.shape[1])
         leaving, coming = first[:, table.leaving].sum(axis=2), second[:, table.coming].sum(axis=2)
         double = ((leaving - half_gap[:, None])[:, :, None] - coming[:, None, :]).reshape(len(first), -1)
         gap = np.concatenate((gap, double), axis=1)

@@ -13,6 +13,7 @@ import numpy as np
 
 from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, numbers
 from crossdock_eplb_algos._shared.exchange import (
+    DOUBLE_SWAP_SLOTS,
     exchange_table,
     forbid,
     nearest_distance,
@@ -23,6 +24,9 @@ from crossdock_eplb_algos._shared.packing import Packing, has_twins
 
 _LEAST_GAIN = 1e-6
 """Relative gain below which an exchange is not worth making (and could repeat for ever by rounding)."""
+
+_MOST_SLOTS = 24
+"""Partners are compared by so many of their slots; with more slots than that any partner has a replica that fits."""
 
 
 def shrinking_widths(num_gpus: int, rounds: int, rounds_a_width: int) -> list[int]:
@@ -68,6 +72,8 @@ def _exchange_round(packing: Packing, layers: Ints, crowded: Ints, others: Ints,
     if share > 1:
         middle = (mine[:, None] + load[n[:, None], candidates]) / 2
         second = packing.loads[layers[n][:, None], candidates]
+        if second.shape[2] > _MOST_SLOTS:
+            second = second[:, :, :: second.shape[2] // _MOST_SLOTS]
         after = middle + nearest_distance(first[:, None, :], second, mine[:, None] - middle)
         row, choice = numbers(len(n)), after.argmin(axis=1)
         partner = candidates[row, choice]
@@ -118,6 +124,24 @@ def apply_exchange(packing: Packing, layers: Ints, first: Ints, second: Ints, nu
 
     All arguments [n]; the (layer, GPU) pairs must be distinct. Returns which were made [n].
     """
+    num_slots = packing.experts.shape[2]
+    if num_slots in DOUBLE_SWAP_SLOTS:
+        return _apply_any(packing, layers, first, second, number)
+    own, other = np.divmod(number, num_slots)
+    experts, loads = packing.experts, packing.loads
+    mine, theirs = experts[layers, first, own], experts[layers, second, other]
+    fine = ~(experts[layers, second] == mine[:, None]).any(axis=1) & ~(experts[layers, first] == theirs[:, None]).any(
+        axis=1
+    )
+    layers, first, second, own, other = layers[fine], first[fine], second[fine], own[fine], other[fine]
+    experts[layers, first, own], experts[layers, second, other] = theirs[fine], mine[fine]
+    mine_load, their_load = loads[layers, first, own], loads[layers, second, other]
+    loads[layers, first, own], loads[layers, second, other] = their_load, mine_load
+    return np.asarray(fine)
+
+
+def _apply_any(packing: Packing, layers: Ints, first: Ints, second: Ints, number: Ints) -> Bools:
+    """As ``apply_exchange``, for exchanges of more than one replica too."""
     _, num_gpus, num_slots = packing.experts.shape
     experts, loads = packing.experts.reshape(-1), packing.loads.reshape(-1)
     slot = numbers(num_slots)

@@ -12,7 +12,7 @@ from crossdock.types.placement import Placement, Topology
 Loads = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 DEEP = (6, 8, 256)
 """Steps, layers and experts of a DeepSeek-V3-like model with few layers."""
-BELOW_GLOBAL = {"fast": 0.01, "default": 5e-4, "high": 5e-4}
+BELOW_GLOBAL = {"fast": 0.015, "default": 5e-4, "high": 5e-4}
 """The search stops this near to the bound; the fast effort gives up a little on loads with one very hot expert."""
 
 
