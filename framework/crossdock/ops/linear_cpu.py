@@ -1,4 +1,4 @@
-"""Product with a weight matrix by the C kernel of ``cpu/linear.c``."""
+"""Product with a weight matrix for few rows, what a decode step does most, by the C kernel of ``cpu/linear.c``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def linear_cpu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """See ``crossdock.ops.linear``; only where ``takes``."""
+    """[m, k] and [n, k] of one dtype -> [m, n] in that dtype, as ``torch.nn.functional.linear`` without a bias; only where ``takes``.
+
+    The weight is read once, as it lies. A row's result does not depend on the other rows.
+    """
     library = native_code().library
     assert library is not None, "takes() was asked first"
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
