@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import attrs
@@ -9,7 +10,7 @@ import attrs
 from crossdock.types.moves import LayerMoves, Move
 
 MAX_CHUNKS = 32
-"""Most chunks of a rank in a slice: one giant batch of transfers has hung communication libraries."""
+"""Most chunks that a rank sends, or receives, in a slice: one giant batch of transfers has hung communication libraries."""
 
 
 @attrs.frozen(kw_only=True)
@@ -26,49 +27,55 @@ class Chunk:
 
 
 @attrs.define
-class _Slice:
-    chunks: list[Chunk] = attrs.field(factory=list[Chunk])
-    bytes_of: dict[tuple[str, int], int] = attrs.field(factory=dict[tuple[str, int], int])
-    chunks_of: dict[int, int] = attrs.field(factory=dict[int, int])
+class _Side:
+    """What a rank sends, or what it receives, in each slice so far."""
 
-    def has_room(self, chunk: Chunk, rank: int, max_bytes: int) -> bool:
-        sides = (("out", chunk.move.source_rank), ("in", rank))
-        return all(
-            self.bytes_of.get(side, 0) + chunk.num_bytes <= max_bytes and self.chunks_of.get(side[1], 0) < MAX_CHUNKS
-            for side in sides
-        )
+    bytes_in: list[int] = attrs.field(factory=list[int])
+    chunks_in: list[int] = attrs.field(factory=list[int])
+    first_open: int = 0
 
-    def add(self, chunk: Chunk, rank: int) -> None:
-        self.chunks.append(chunk)
-        for side in (("out", chunk.move.source_rank), ("in", rank)):
-            self.bytes_of[side] = self.bytes_of.get(side, 0) + chunk.num_bytes
-        for member in {chunk.move.source_rank, rank}:
-            self.chunks_of[member] = self.chunks_of.get(member, 0) + 1
+    def has_room(self, index: int, num_bytes: int, max_bytes: int) -> bool:
+        if index >= len(self.bytes_in):
+            return True
+        return self.bytes_in[index] + num_bytes <= max_bytes and self.chunks_in[index] < MAX_CHUNKS
+
+    def add(self, index: int, num_bytes: int, max_bytes: int) -> None:
+        missing = index + 1 - len(self.bytes_in)
+        self.bytes_in += [0] * missing
+        self.chunks_in += [0] * missing
+        self.bytes_in[index] += num_bytes
+        self.chunks_in[index] += 1
+        while self.first_open < len(self.bytes_in) and not self.has_room(self.first_open, num_bytes, max_bytes):
+            self.first_open += 1
 
 
 def layer_slices(
     moves: LayerMoves, *, slot_bytes: int, max_bytes: int, slots_per_rank: int
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Slices in which no rank sends, or receives, more than ``max_bytes`` (a chunk is at least one byte).
+    """Slices in which no rank sends, or receives, more than ``max_bytes``.
 
-    Free riders are in no slice: their tensors arrive with the earlier slot. Moves from the checkpoint are refused by the caller.
+    Free riders are in no slice: their tensors arrive with the earlier slot.
     """
-    slices: list[_Slice] = []
+    slices: list[list[Chunk]] = []
+    sides: dict[tuple[str, int], _Side] = {}
     for chunk in _chunks(moves, slot_bytes, max_bytes):
-        rank = chunk.move.slot // slots_per_rank
-        for one in slices:
-            if one.has_room(chunk, rank, max_bytes):
-                one.add(chunk, rank)
-                break
-        else:
-            slices.append(_Slice())
-            slices[-1].add(chunk, rank)
-    return tuple(tuple(one.chunks) for one in slices)
+        out = sides.setdefault(("out", chunk.move.source_rank), _Side())
+        into = sides.setdefault(("in", chunk.move.slot // slots_per_rank), _Side())
+        index, size = max(out.first_open, into.first_open), chunk.num_bytes
+        while not (out.has_room(index, size, max_bytes) and into.has_room(index, size, max_bytes)):
+            index += 1
+        out.add(index, size, max_bytes)
+        into.add(index, size, max_bytes)
+        slices += [[] for _ in range(index + 1 - len(slices))]
+        slices[index].append(chunk)
+    return tuple(tuple(chunks) for chunks in slices)
 
 
 def _chunks(moves: LayerMoves, slot_bytes: int, max_bytes: int) -> Iterator[Chunk]:
+    """Every moved slot in parts of nearly equal size."""
+    parts = -(-slot_bytes // max_bytes)
+    bounds = [slot_bytes * part // parts for part in range(parts + 1)]
     for move in moves.moves:
-        if move.kind == "free_rider":
-            continue
-        for begin in range(0, slot_bytes, max_bytes):
-            yield Chunk(move=move, begin=begin, end=min(begin + max_bytes, slot_bytes))
+        if move.kind != "free_rider":
+            for begin, end in itertools.pairwise(bounds):
+                yield Chunk(move=move, begin=begin, end=end)

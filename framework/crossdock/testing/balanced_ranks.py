@@ -1,0 +1,66 @@
+"""Offline jobs whose ranks balance experts, with what became of each rebalance: for tests that compare their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from crossdock.engine_build import build_engine
+from crossdock.groups import leader_ranks
+from crossdock.offline_job import OfflineJob, OfflineResult, PromptLogits
+from crossdock.offline_link import OfflineLink
+from crossdock.rank_plan import plan_rank
+from crossdock.receipt import RebalanceEntry
+
+if TYPE_CHECKING:
+    from crossdock.testing.world import RankContext, RankPool
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BalancedResult:
+    """One rank's part of a job, or all of them joined."""
+
+    result: OfflineResult
+    rebalances: tuple[RebalanceEntry, ...]
+    capacity: Mapping[str, int]
+    gauges: Mapping[str, float]
+
+
+def balanced_job_on_rank(context: RankContext, job: OfflineJob) -> BalancedResult:
+    """Call it through ``RankPool.run``."""
+    plan = plan_rank(job.config, context.rank)
+    is_leader = plan.place.rank in leader_ranks(plan.sizes)
+    requests = job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else []
+    link, sink = OfflineLink(requests), PromptLogits(requests)
+    with build_engine(
+        plan, context.comms_of(plan.sizes), link, on_prompt_logits=sink if job.keeps_logits else None
+    ) as engine:
+        engine.run()
+    return BalancedResult(
+        result=OfflineResult(outputs=link.outputs, logits=sink.arrays),
+        rebalances=tuple(engine.counters.rebalances),
+        capacity=dict(engine.counters.capacity),
+        gauges=dict(engine.gauges),
+    )
+
+
+def run_balanced(pool: RankPool, job: OfflineJob, timeout_s: float = 90.0) -> BalancedResult:
+    """Results of all ranks, which must tell the same story of their rebalances."""
+    parts: list[BalancedResult] = pool.run(balanced_job_on_rank, job, timeout_s=timeout_s)
+    stories = [[_told(entry) for entry in part.rebalances] for part in parts]
+    assert all(story == stories[0] for story in stories), "ranks tell different stories of their rebalances"
+    outputs = {rid: outputs for part in parts for rid, outputs in part.result.outputs.items()}
+    logits = {rid: array for part in parts for rid, array in part.result.logits.items()}
+    return BalancedResult(
+        result=OfflineResult(outputs=outputs, logits=logits),
+        rebalances=parts[0].rebalances,
+        capacity=parts[0].capacity,
+        gauges=parts[0].gauges,
+    )
+
+
+def _told(entry: RebalanceEntry) -> dict[str, Any]:
+    """Everything but the pause, which each rank measures for itself."""
+    return {name: value for name, value in attrs.asdict(entry).items() if name != "stalled_s"}
