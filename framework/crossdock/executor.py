@@ -110,7 +110,7 @@ def check_plan(plan: StagePlan, ops: Sequence[Op], carried: frozenset[str]) -> N
             continue
         if planned[i + 1].layer < op.layer:
             raise OpStateError(f"{_label(planned[i + 1])} is planned after {_label(op)}; layers run in order")
-        if planned[i + 1].layer > op.layer and live != carried:
+        if planned[i + 1].layer > op.layer and frozenset(live) != carried:
             raise OpStateError(
                 f"after {_label(op)} {_keys(live)} are left; a layer of this model must leave {_keys(carried)}"
             )

@@ -46,4 +46,5 @@ def _mask_groups(choice: torch.Tensor, rule: TopkRule) -> torch.Tensor:
         group_scores = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
     kept = torch.topk(group_scores, rule.kept_groups, dim=-1).indices
     excluded = torch.ones_like(group_scores, dtype=torch.bool).scatter_(-1, kept, False)
-    return grouped.masked_fill(excluded.unsqueeze(-1), float("-inf")).flatten(-2)
+    masked: torch.Tensor = grouped.masked_fill(excluded.unsqueeze(-1), float("-inf"))
+    return masked.flatten(-2)

@@ -81,7 +81,8 @@ def save_tiny_model(folder: Path, family: str, *, seed: int = 0, **overrides: An
     from transformers import AutoModelForCausalLM
 
     config = tiny_config(family, **overrides)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    make: Any = AutoModelForCausalLM
+    model = make.from_config(config, dtype=torch.float32)
     spread_weights(model, seed)
     model.save_pretrained(folder)
     return folder
@@ -109,7 +110,8 @@ def oracle_logits(folder: Path, ids: list[int]) -> torch.Tensor:
     """[len(ids), vocab] float32: one full pass of transformers' own class, eager attention and experts."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
+    make: Any = AutoModelForCausalLM
+    model = make.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     with torch.inference_mode():

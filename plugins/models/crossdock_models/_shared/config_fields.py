@@ -15,20 +15,20 @@ class ConfigReader:
 
     config: Mapping[str, Any]
 
-    def integer(self, *names: str, default: int | None = None) -> int:
-        return int(self._value(names, int, default))
+    def integer(self, name: str, *others: str, default: int | None = None) -> int:
+        return int(self._value((name, *others), int, default))
 
-    def number(self, *names: str, default: float | None = None) -> float:
-        return float(self._value(names, (int, float), default))
+    def number(self, name: str, *others: str, default: float | None = None) -> float:
+        return float(self._value((name, *others), (int, float), default))
 
-    def flag(self, *names: str, default: bool) -> bool:
-        return bool(self._value(names, bool, default))
+    def flag(self, name: str, *others: str, default: bool) -> bool:
+        return bool(self._value((name, *others), bool, default))
 
-    def text(self, *names: str, default: str | None = None) -> str:
-        return str(self._value(names, str, default))
+    def text(self, name: str, *others: str, default: str | None = None) -> str:
+        return str(self._value((name, *others), str, default))
 
-    def optional_integer(self, *names: str) -> int | None:
-        return int(self._value(names, int, 0)) if self.is_set(*names) else None
+    def optional_integer(self, name: str) -> int | None:
+        return self.integer(name) if self.config.get(name) is not None else None
 
     def integers(self, name: str) -> tuple[int, ...]:
         """A list of integers, or one; empty when absent."""
@@ -40,14 +40,11 @@ class ConfigReader:
             raise self.wrong(name, f"must be an integer or a list of them, found {value!r}")
         return tuple(found)
 
-    def is_set(self, *names: str) -> bool:
-        return any(self.config.get(name) is not None for name in names)
-
     def wrong(self, name: str, rule: str) -> CheckpointError:
         """The error for a field that breaks a rule."""
         return CheckpointError(f"config.json of a {self.config.get('model_type')} checkpoint: {name} {rule}")
 
-    def _value(self, names: tuple[str, ...], kinds: type | tuple[type, ...], default: Any) -> Any:
+    def _value(self, names: tuple[str, *tuple[str, ...]], kinds: type | tuple[type, ...], default: Any) -> Any:
         for name in names:
             value = self.config.get(name)
             if value is None:

@@ -22,4 +22,5 @@ class StepRotations:
 def pair_heads(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Reorders the rows of every head from halves to pairs: [heads * head_dim, ...] in the same shape. For projections, their biases and norm weights."""
     order = torch.tensor(halves_to_pairs(head_dim), device=weight.device)
-    return weight.unflatten(0, (-1, head_dim)).index_select(1, order).flatten(0, 1)
+    heads: torch.Tensor = weight.unflatten(0, (-1, head_dim))
+    return heads.index_select(1, order).flatten(0, 1)
