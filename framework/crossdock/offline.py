@@ -40,8 +40,7 @@ def logits(
         UsageError: a prompt is empty, too long or has ids outside the vocabulary, or the configuration cannot run.
         RuntimeFault: a rank failed.
     """
-    result = run_job(offline_job(model, ids, _SCORING, config, keeps_logits=True))
-    return [result.logits[str(index)] for index in range(len(ids))]
+    return run_job(logits_job(model, ids, config)).ordered_logits()
 
 
 def generate(
@@ -61,8 +60,7 @@ def generate(
     Raises:
         As ``logits``.
     """
-    result = run_job(offline_job(model, ids, sampling, config))
-    return [list(result.outputs[str(index)]) for index in range(len(ids))]
+    return run_job(offline_job(model, ids, sampling, config)).ordered_outputs()
 
 
 def new_tokens(outputs: Sequence[EngineOutput]) -> list[int]:
@@ -87,15 +85,19 @@ def run_job(job: OfflineJob) -> OfflineResult:
         return read_results(folder, parallel_sizes(job.config.parallel))
 
 
+def logits_job(model: str | os.PathLike[str], ids: Sequence[Sequence[int]], config: Config | None = None) -> OfflineJob:
+    """The job that ``logits`` runs, for those who start the ranks themselves or want the receipt."""
+    job = offline_job(model, ids, _SCORING, config)
+    return attrs.evolve(job, keeps_logits=True)
+
+
 def offline_job(
     model: str | os.PathLike[str],
     ids: Sequence[Sequence[int]],
     sampling: SamplingParams | Sequence[SamplingParams],
-    config: Config | None,
-    *,
-    keeps_logits: bool = False,
+    config: Config | None = None,
 ) -> OfflineJob:
-    """The job that ``logits`` and ``generate`` run, for those who start the ranks themselves."""
+    """The job that ``generate`` runs, for those who start the ranks themselves or want the receipt."""
     config = Config() if config is None else config
     checkpoint = attrs.evolve(config.checkpoint, path=os.fspath(model))
     each = (sampling,) * len(ids) if isinstance(sampling, SamplingParams) else tuple(sampling)
@@ -107,5 +109,4 @@ def offline_job(
         config=attrs.evolve(config, checkpoint=checkpoint, scheduler=scheduler),
         prompts=tuple(tuple(int(token) for token in prompt) for prompt in ids),
         sampling=each,
-        keeps_logits=keeps_logits,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -67,6 +67,16 @@ class OfflineResult:
 
     outputs: Mapping[str, Sequence[EngineOutput]] = attrs.field(factory=dict[str, list[EngineOutput]])
     logits: Mapping[str, npt.NDArray[np.float32]] = attrs.field(factory=dict[str, npt.NDArray[np.float32]])
+    receipt: dict[str, Any] = attrs.field(factory=dict[str, Any])
+    """What rank 0 ran with, and how often each mode ran."""
+
+    def ordered_logits(self) -> list[npt.NDArray[np.float32]]:
+        """Logits in the order of the prompts."""
+        return [self.logits[str(index)] for index in range(len(self.logits))]
+
+    def ordered_outputs(self) -> list[list[EngineOutput]]:
+        """Outputs in the order of the prompts."""
+        return [list(self.outputs[str(index)]) for index in range(len(self.outputs))]
 
 
 def spread(prompts: Sequence[Sequence[int]], num_replicas: int) -> list[int]:
@@ -108,6 +118,7 @@ def run_job_on_rank(
     from crossdock.comm import local_comms
     from crossdock.engine_build import build_engine
     from crossdock.offline_link import OfflineLink
+    from crossdock.receipt import make_receipt
 
     is_leader = plan.place.rank in leader_ranks(plan.sizes)
     requests = job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else []
@@ -115,10 +126,11 @@ def run_job_on_rank(
     sink = PromptLogits(requests) if job.keeps_logits else None
     with build_engine(plan, comms or local_comms(), link, store=store, on_prompt_logits=sink) as engine:
         engine.run()
+        receipt = make_receipt(plan.config, plan.selection, engine.counters)
     for outputs in link.outputs.values():
         if outputs[-1].error is not None:
             raise UsageError(f"prompt {outputs[-1].rid}: {outputs[-1].error}")
-    return OfflineResult(outputs=link.outputs, logits={} if sink is None else sink.arrays)
+    return OfflineResult(outputs=link.outputs, logits={} if sink is None else sink.arrays, receipt=receipt)
 
 
 def write_job(folder: Path, job: OfflineJob) -> None:
@@ -134,6 +146,7 @@ def read_job(folder: Path) -> OfflineJob:
 def write_result(folder: Path, rank: int, result: OfflineResult) -> None:
     """Hands a leader's results back."""
     (folder / f"outputs_{rank}.json").write_bytes(msgspec.json.encode(dict(result.outputs)))
+    (folder / f"receipt_{rank}.json").write_bytes(msgspec.json.encode(result.receipt))
     for rid, array in result.logits.items():
         np.save(folder / f"logits_{rid}.npy", array)
 
@@ -151,4 +164,5 @@ def read_results(folder: Path, sizes: ParallelSizes) -> OfflineResult:
             raise RuntimeFault(f"rank {leader} ended without results; see its log")
         outputs |= msgspec.json.decode(path.read_bytes(), type=dict[str, list[EngineOutput]])
     arrays = {path.stem.removeprefix("logits_"): np.load(path) for path in folder.glob("logits_*.npy")}
-    return OfflineResult(outputs=outputs, logits=arrays)
+    receipt = msgspec.json.decode((folder / "receipt_0.json").read_bytes(), type=dict[str, Any])
+    return OfflineResult(outputs=outputs, logits=arrays, receipt=receipt)

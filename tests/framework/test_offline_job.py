@@ -68,12 +68,14 @@ def test_jobs_and_results_survive_their_files(tmp_path: Path) -> None:
     assert read_job(tmp_path) == written
     sizes = resolve_sizes(ranks=2, attn_dp_size=2)
     output = EngineOutput(rid="0", token_ids=(4, 5), finish_reason="length")
-    write_result(tmp_path, 0, OfflineResult(outputs={"0": [output]}, logits={"0": np.ones((2, 3), np.float32)}))
+    first = OfflineResult(outputs={"0": [output]}, logits={"0": np.ones((2, 3), np.float32)}, receipt={"counts": 7})
+    write_result(tmp_path, 0, first)
     with pytest.raises(RuntimeFault, match="rank 1 ended without results"):
         read_results(tmp_path, sizes)
     write_result(tmp_path, 1, OfflineResult(logits={"11": np.zeros((1, 3), np.float32)}))
     result = read_results(tmp_path, sizes)
     assert result.outputs == {"0": [output]}
+    assert result.receipt == {"counts": 7}
     assert {rid: array.shape for rid, array in result.logits.items()} == {"0": (2, 3), "11": (1, 3)}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import structlog
 from crossdock.config import Config, ParallelConfig
-from crossdock.offline import generate, logits, new_tokens, offline_job
+from crossdock.offline import generate, logits, logits_job, new_tokens, offline_job
 from crossdock.testing.engine_ranks import run_on_pool
 from crossdock.testing.random_models import random_model_config, write_random_model
 from crossdock.testing.world import RankPool
@@ -68,7 +68,7 @@ def test_logits_on_many_ranks_are_those_of_one_process(
     config = spread_config(folder, ranks, layout, dispatcher, padding)
     for prompts in (UNEVEN, ONE):
         expected = logits(folder, prompts, random_model_config(folder))
-        job = offline_job(folder, prompts, SamplingParams(max_new_tokens=0), config, keeps_logits=True)
+        job = logits_job(folder, prompts, config)
         result = run_on_pool(rank_pool(ranks), job)
         for index, array in enumerate(expected):
             ours = result.logits[str(index)]

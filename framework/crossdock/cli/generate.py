@@ -34,6 +34,7 @@ def generate(
     top_k: int = -1,
     seed: int | None = None,
     out: Path | None = None,
+    receipt: Path | None = None,
     flags: ConfigFlags = _NO_FLAGS,
 ) -> None:
     """Generate tokens for a list of prompts; greedy unless a temperature is given.
@@ -60,11 +61,14 @@ def generate(
         Makes sampling repeatable; drawn when absent.
     out
         JSON file for the answer, instead of standard output.
+    receipt
+        JSON file for what was chosen and how often each mode ran.
     """
     set_up_logs(rank=None, log_file=None, level=logging.WARNING)
     config = flags.load(model).config
     sampling = _sampling(max_new_tokens, ignore_eos, temperature, top_p, top_k, seed)
     check_output(out)
+    check_output(receipt)
     if (ids is None) == (prompt is None):
         raise UsageError("give either --ids FILE.json or --prompt TEXT")
     tokenizer = None
@@ -76,10 +80,12 @@ def generate(
     else:
         assert ids is not None
         prompts = read_ids(ids)
-    from crossdock.offline import generate as generate_tokens
-    from crossdock.offline import new_tokens
+    from crossdock.offline import new_tokens, offline_job, run_job
 
-    answers = [new_tokens(outputs) for outputs in generate_tokens(config.checkpoint.path, prompts, sampling, config)]
+    result = run_job(offline_job(config.checkpoint.path, prompts, sampling, config))
+    answers = [new_tokens(outputs) for outputs in result.ordered_outputs()]
+    if receipt is not None:
+        write_json(receipt, result.receipt)
     if tokenizer is None:
         _answer(answers, json.dumps(answers), out)
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossdock.cli.flags import ConfigFlags
-from crossdock.cli.token_files import check_output, read_ids
+from crossdock.cli.token_files import check_output, read_ids, write_json
 from crossdock.errors import RuntimeFault
 from crossdock.launch.rank_logs import set_up_logs
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _NO_FLAGS = ConfigFlags()
 
 
-def logits(model: Path | None = None, /, *, ids: Path, out: Path, flags: ConfigFlags = _NO_FLAGS) -> None:
+def logits(
+    model: Path | None = None, /, *, ids: Path, out: Path, receipt: Path | None = None, flags: ConfigFlags = _NO_FLAGS
+) -> None:
     """Write the logits of every position of a list of prompts.
 
     Parameters
@@ -30,14 +32,20 @@ def logits(model: Path | None = None, /, *, ids: Path, out: Path, flags: ConfigF
         JSON file: a list of lists of token ids, of any lengths from 1 on.
     out
         NPZ file for arrays logits_0, logits_1, ..., each [length, vocab] float32, in the order of the prompts.
+    receipt
+        JSON file for what was chosen and how often each mode ran.
     """
     set_up_logs(rank=None, log_file=None, level=logging.WARNING)
     config = flags.load(model).config
     prompts = read_ids(ids)
     check_output(out)
-    from crossdock.offline import logits as prompt_logits
+    check_output(receipt)
+    from crossdock.offline import logits_job, run_job
 
-    write_arrays(out, prompt_logits(config.checkpoint.path, prompts, config))
+    result = run_job(logits_job(config.checkpoint.path, prompts, config))
+    write_arrays(out, result.ordered_logits())
+    if receipt is not None:
+        write_json(receipt, result.receipt)
 
 
 def write_arrays(path: Path, arrays: Sequence[npt.NDArray[np.float32]]) -> None:

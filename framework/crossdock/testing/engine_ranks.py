@@ -23,4 +23,5 @@ def run_on_pool(pool: RankPool, job: OfflineJob, timeout_s: float = 60.0) -> Off
     return OfflineResult(
         outputs={rid: outputs for part in parts for rid, outputs in part.outputs.items()},
         logits={rid: array for part in parts for rid, array in part.logits.items()},
+        receipt=parts[0].receipt,
     )
