@@ -1,0 +1,285 @@
+"""Every combination of plugins and layouts: accepted ones give the logits of one process, the others are refused with their reason.
+
+The axes come from what is installed, so a new plugin joins without an edit. CI takes combinations that cover each pair of values;
+``make test-all`` the product of layouts, dispatchers, padding policies, pickers, families and loads.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import pytest
+from crossdock.compatibility import check_selection
+from crossdock.config import Config
+from crossdock.config_load import load_config, set_layer
+from crossdock.errors import SelectionRefused
+from crossdock.groups import resolve_sizes
+from crossdock.offline_job import OfflineJob
+from crossdock.plugin_call import call_hook
+from crossdock.registry import installed, load_plugin
+from crossdock.testing.engine_ranks import run_on_pool
+from crossdock.testing.tiny_models import FAMILIES, oracle_logits, save_tiny_model
+from crossdock.testing.world import RankPool
+from crossdock.types.capability import Environment, Refusal
+from crossdock.types.parallel import ParallelSizes
+from crossdock.types.request import SamplingParams
+
+OWN_RANKS_TOLERANCE = 1e-5
+"""Largest difference to our own one-process run, relative to the largest logit, fp32."""
+ORACLE_TOLERANCE = 1e-4
+"""The same against transformers' classes."""
+MAX_PAIRWISE = 300
+DRAWS = 60
+"""Candidates that are drawn for each combination."""
+FAKE_PICKERS = frozenset({"fake"})
+"""They replace the router's decision, so only shape and finiteness can be checked."""
+SCORING = SamplingParams(max_new_tokens=0, temperature=0.0)
+LAYOUTS = (
+    "1 dp1 tp1 ep1 mtp1",
+    "2 dp2 tp1 ep2 mtp1", "2 dp1 tp2 ep2 mtp1", "2 dp2 tp1 ep1 mtp2", "2 dp1 tp2 ep1 mtp2",
+    "4 dp4 tp1 ep4 mtp1", "4 dp2 tp2 ep4 mtp1", "4 dp1 tp4 ep4 mtp1",
+    "4 dp4 tp1 ep2 mtp2", "4 dp2 tp2 ep2 mtp2", "4 dp1 tp4 ep2 mtp2",
+    "4 dp4 tp1 ep1 mtp4", "4 dp2 tp2 ep1 mtp4", "4 dp1 tp4 ep1 mtp4",
+)  # fmt: skip
+"""ranks, attention DP, attention TP, MoE EP, MoE TP."""
+LOADS: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "uneven": ((3, 1, 4, 1, 5, 9, 2, 6, 5, 3), (7,), (8, 2), (4, 4, 4), (1, 2, 3, 4, 5, 6, 7)),
+    "one prompt": ((11, 12, 13, 14, 15),),
+}
+"""With one prompt every replica but one is idle; prompts longer than a chunk are computed in several steps."""
+
+
+def names(point: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(plugin.name for plugin in installed(point)))
+
+
+AXES: Mapping[str, Sequence[str]] = {
+    "layout": LAYOUTS,
+    "dispatcher": names("dispatcher"),
+    "padding": names("padding"),
+    "experts": names("experts"),
+    "strategy": names("strategy"),
+    "expert_location": names("expert_location"),
+    "attention": names("attention"),
+    "family": FAMILIES,
+    "load": tuple(LOADS),
+    "redundant": ("0", "4"),
+    "dense": ("all ranks", "one", "attention TP"),
+}
+PRODUCT_AXES = ("layout", "dispatcher", "padding", "expert_location", "strategy", "family", "load")
+"""Walked in full; the other axes take their values in turn."""
+
+
+@attrs.frozen(kw_only=True)
+class Combination:
+    """One value for each axis."""
+
+    values: tuple[str, ...]
+
+    def __getitem__(self, axis: str) -> str:
+        return self.values[list(AXES).index(axis)]
+
+    def __str__(self) -> str:
+        return "-".join(value.replace(" ", "_") for value in self.values)
+
+
+def pairwise() -> list[Combination]:
+    """Few combinations in which each pair of values of two axes occurs, in one that runs where that is possible: greedy, seeded.
+
+    A pair that no drawn combination can run with (a dispatcher and a layout, a plugin of another device) is covered by a refused one.
+    """
+    axes = list(AXES)
+    open_pairs = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(range(len(axes)), 2)
+        for x in AXES[axes[a]]
+        for y in AXES[axes[b]]
+    }
+    draw = random.Random(0)
+    chosen: list[Combination] = []
+    while open_pairs:
+        (a, x), (b, y) = wanted = min(open_pairs)
+        best, covers = None, {wanted}
+        for _ in range(DRAWS):
+            row = [draw.choice(AXES[axis]) for axis in axes]
+            row[a], row[b] = x, y
+            candidate = Combination(values=tuple(row))
+            pairs = open_pairs & set(itertools.combinations(enumerate(row), 2))
+            if best is None or (len(pairs) > len(covers) and not expected_codes(candidate)):
+                runs = not expected_codes(candidate)
+                best, covers = candidate, pairs if runs else covers
+        assert best is not None
+        open_pairs -= covers
+        chosen.append(best)
+    return chosen
+
+
+def product() -> Iterator[Combination]:
+    rest = [axis for axis in AXES if axis not in PRODUCT_AXES]
+    turns = {axis: itertools.cycle(AXES[axis]) for axis in rest}
+    for values in itertools.product(*(AXES[axis] for axis in PRODUCT_AXES)):
+        fixed = dict(zip(PRODUCT_AXES, values, strict=True))
+        yield Combination(values=tuple(fixed[axis] if axis in fixed else next(turns[axis]) for axis in AXES))
+
+
+def sizes_of(layout: str) -> ParallelSizes:
+    ranks, *rest = layout.split()
+    dp, tp, ep, mtp = (int(word.lstrip("dmtpe")) for word in rest)
+    return resolve_sizes(ranks=int(ranks), attn_dp_size=dp, attn_tp_size=tp, moe_ep_size=ep, moe_tp_size=mtp)
+
+
+def config_of(combination: Combination, folder: Path) -> Config:
+    sizes = sizes_of(combination["layout"])
+    dense = {"all ranks": 0, "one": 1, "attention TP": sizes.attn_tp_size}[combination["dense"]]
+    words = [
+        f"checkpoint.path='{folder}'", "checkpoint.dtype=float32",
+        f"parallel.ranks={sizes.ranks}", f"parallel.attn_dp_size={sizes.attn_dp_size}",
+        f"parallel.attn_tp_size={sizes.attn_tp_size}", f"parallel.moe_ep_size={sizes.moe_ep_size}",
+        f"parallel.moe_tp_size={sizes.moe_tp_size}", f"parallel.dense_tp_size={dense}",
+        "scheduler.max_step_tokens=32", "scheduler.max_running_requests=8", "scheduler.chunk_tokens=4", "scheduler.page_tokens=4",
+        f"eplb.num_redundant_experts={combination['redundant']}", "recorder.mode=stat",
+    ]  # fmt: skip
+    points = ("dispatcher", "padding", "experts", "strategy", "expert_location", "attention")
+    words += [f"{point}.name={combination[point]}" for point in points]
+    return load_config([set_layer(words)]).config
+
+
+@functools.cache
+def capabilities_of(point: str, name: str, layout: str) -> object:
+    env = Environment(device="cpu", sizes=sizes_of(layout), dtype="float32", max_rows_per_rank=32)
+    return call_hook(load_plugin(point, name), f"{point}_capabilities", options={}, env=env)
+
+
+def expected_codes(combination: Combination) -> set[str]:
+    """The reasons by what the plugins say about themselves, told apart from the core's own rules."""
+    sizes = sizes_of(combination["layout"])
+    points = ("dispatcher", "experts", "strategy", "expert_location", "attention")
+    said = {point: capabilities_of(point, combination[point], combination["layout"]) for point in points}
+    own = {answer.code for answer in said.values() if isinstance(answer, Refusal)}
+    if own:
+        return own
+    codes: set[str] = set()
+    dispatcher, picker = said["dispatcher"], said["expert_location"]
+    if any("cpu" not in getattr(answer, "devices", ("cpu",)) for answer in said.values()):
+        codes.add("device_not_supported")
+    dtypes = (getattr(said["experts"], "weight_dtypes", ()), getattr(said["attention"], "dtypes", ()))
+    if any("float32" not in accepted for accepted in dtypes):
+        codes.add("dtype_not_supported")
+    if getattr(dispatcher, "needs_full_ep", False) and sizes.moe_ep_size != sizes.ranks:
+        codes.add("a2a_needs_full_ep")
+    sums_over_rows = getattr(dispatcher, "rank_invariant_picks_needed", False)
+    if sums_over_rows and sizes.ranks > 1 and not getattr(picker, "rank_invariant", True):
+        codes.add("rank_invariant_picks_needed")
+    if getattr(said["strategy"], "micro_batches", 1) > getattr(dispatcher, "max_in_flight", 1):
+        codes.add("too_many_in_flight")
+    return codes
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny random checkpoint of a family, written once."""
+
+    @functools.cache
+    def folder_of(family: str) -> Path:
+        return save_tiny_model(tmp_path_factory.mktemp("matrix") / family, family, seed=3)
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def reference(model_folder: Callable[[str], Path]) -> Callable[[str, str], list[npt.NDArray[np.float32]]]:
+    """Logits of our own run in one process, each prompt alone in it, itself compared with transformers."""
+    from crossdock.offline import logits
+
+    @functools.cache
+    def logits_of(family: str, load: str) -> list[npt.NDArray[np.float32]]:
+        folder = model_folder(family)
+        config = load_config([set_layer(["checkpoint.dtype=float32"])]).config
+        own = [logits(folder, [prompt], config)[0] for prompt in LOADS[load]]
+        for prompt, array in zip(LOADS[load], own, strict=True):
+            oracle = oracle_logits(folder, list(prompt)).numpy()
+            assert np.abs(array - oracle).max() <= ORACLE_TOLERANCE * np.abs(oracle).max()
+        return own
+
+    return logits_of
+
+
+def check(
+    combination: Combination,
+    model_folder: Callable[[str], Path],
+    reference: Callable[[str, str], list[npt.NDArray[np.float32]]],
+    rank_pool: Callable[[int], RankPool],
+) -> str:
+    """What happened: ``matched``, ``ran``, or ``refused: CODES``."""
+    config = config_of(combination, model_folder(combination["family"]))
+    refusals: set[str] = set()
+    try:
+        check_selection(config)
+    except SelectionRefused as refused:
+        refusals = set(refused.codes)
+    assert refusals == expected_codes(combination)
+    if refusals:
+        return "refused " + " and ".join(sorted(refusals))
+    prompts = LOADS[combination["load"]]
+    job = OfflineJob(config=config, prompts=prompts, sampling=(SCORING,) * len(prompts), keeps_logits=True)
+    found = run_on_pool(rank_pool(config.parallel.ranks), job, timeout_s=90).logits
+    expected = reference(combination["family"], combination["load"])
+    for index, array in enumerate(expected):
+        assert found[str(index)].shape == array.shape
+        assert np.isfinite(found[str(index)]).all()
+        if combination["expert_location"] not in FAKE_PICKERS:
+            difference = np.abs(found[str(index)] - array).max() / np.abs(array).max()
+            assert difference <= OWN_RANKS_TOLERANCE, f"prompt {index}: {difference:.1e} of the largest logit"
+    return "ran with fake routing" if combination["expert_location"] in FAKE_PICKERS else "matched"
+
+
+def group_of(combination: Combination) -> pytest.MarkDecorator:
+    """Combinations of one world size share a pool of ranks, so they go to one worker."""
+    return pytest.mark.xdist_group(f"matrix_{combination['layout'][0]}")
+
+
+PAIRWISE = pairwise()
+
+
+@pytest.mark.parametrize("combination", [pytest.param(c, id=str(c), marks=group_of(c)) for c in PAIRWISE])
+def test_a_combination_that_covers_new_pairs_matches_or_is_refused(
+    combination: Combination,
+    model_folder: Callable[[str], Path],
+    reference: Callable[[str, str], list[npt.NDArray[np.float32]]],
+    rank_pool: Callable[[int], RankPool],
+    record_property: Callable[[str, object], None],
+) -> None:
+    record_property("matrix_outcome", check(combination, model_folder, reference, rank_pool))
+
+
+def test_the_pairs_are_covered_by_few_enough_combinations() -> None:
+    axes = list(AXES)
+    found = {pair for combination in PAIRWISE for pair in itertools.combinations(enumerate(combination.values), 2)}
+    for a, b in itertools.combinations(range(len(axes)), 2):
+        for x, y in itertools.product(AXES[axes[a]], AXES[axes[b]]):
+            assert ((a, x), (b, y)) in found
+    assert len(PAIRWISE) <= MAX_PAIRWISE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=pytest.mark.xdist_group(f"matrix_{layout[0]}")) for layout in LAYOUTS]
+)
+def test_every_combination_on_a_layout_matches_or_is_refused(
+    layout: str,
+    model_folder: Callable[[str], Path],
+    reference: Callable[[str, str], list[npt.NDArray[np.float32]]],
+    rank_pool: Callable[[int], RankPool],
+    record_property: Callable[[str, object], None],
+) -> None:
+    for combination in product():
+        if combination["layout"] == layout:
+            record_property("matrix_outcome", check(combination, model_folder, reference, rank_pool))
