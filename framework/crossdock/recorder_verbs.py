@@ -58,7 +58,7 @@ class RecorderVerbs:
         return {"passes": recorder.num_passes}
 
     def dump(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the recording to ``output_dir`` (the working folder by default); a collective."""
+        """Writes the recording to ``output_dir`` (the working folder by default) and sums it up; a collective."""
         recorder = self._present()
         folder = Path(str(arguments.get("output_dir") or "."))
         counts = recorder.logical_counts(self.world)
@@ -72,7 +72,14 @@ class RecorderVerbs:
             files += [str(path) for path in write_stat(folder, stamp, counts, self.layers, balancedness)]
         if self.mode in (RecorderMode.PER_PASS, RecorderMode.PER_TOKEN) and self.maps is not None:
             files.append(str(write_records(folder, stamp, self.rank, recorder.records, self.maps)))
-        return {"passes": int(counts.shape[0]), "files": files}
+        return {
+            "passes": int(counts.shape[0]),
+            "layers": int(counts.shape[1]),
+            "experts": int(counts.shape[2]),
+            "choices": int(counts.sum()),
+            "balancedness": balancedness,
+            "files": files,
+        }
 
     def _present(self) -> ExpertLoadRecorder:
         if self.recorder is None:

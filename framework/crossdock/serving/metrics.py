@@ -53,6 +53,7 @@ class ServerMetrics:
             PREFIX + "http_errors", "Error answers by status.", ["model_name", "code"], registry=self.registry
         )
         self._errors, self._model_name = errors, model_name
+        self._engine_gauges: dict[str, Gauge] = {}
         self.first_token = histogram("time_to_first_token_seconds", "From the request to its first token.", _WAIT_S)
         self.inter_token = histogram(
             "inter_token_latency_seconds", "Between two outputs of a sequence, per token.", _FAST_S
@@ -74,6 +75,17 @@ class ServerMetrics:
             self.running[rank].set(load.running)
             self.waiting[rank].set(load.waiting)
             self.kv_usage[rank].set(load.kv_usage)
+            for name, value in load.gauges.items():
+                self._engine_gauge(name).labels(self._model_name, str(rank)).set(value)
+
+    def _engine_gauge(self, name: str) -> Gauge:
+        """A number that ranks report by name, for instance of balancing; the names are ours and few."""
+        family = self._engine_gauges.get(name)
+        if family is None:
+            text = f"{name.replace('_', ' ').capitalize()}, as the replica's first rank reports it."
+            family = Gauge(PREFIX + name, text, ["model_name", "engine"], registry=self.registry)
+            self._engine_gauges[name] = family
+        return family
 
     def http_error(self, status: int) -> None:
         """Counts an error answer; the statuses are few, so the label is bounded."""

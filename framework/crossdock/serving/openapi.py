@@ -18,6 +18,7 @@ _STATUS_TEXT = {
     400: "The request is refused; the message names the field and the rule.",
     401: "The API key is absent or wrong.",
     404: "There is no such model or path.",
+    409: "Another one is under way; try again when it has ended.",
     413: "The body is larger than the server's limit.",
     429: "Queues are full; see Retry-After.",
     503: "Starting, draining, stuck or failed; see Retry-After.",

@@ -13,7 +13,13 @@ from crossdock.serving.completions import post_completions
 from crossdock.serving.control_routes import control_handler, post_abort
 from crossdock.serving.generate import post_generate
 from crossdock.serving.model_routes import get_model, get_model_info, get_models, post_detokenize, post_tokenize
-from crossdock.serving.protocol import requests, responses
+from crossdock.serving.placement_routes import (
+    get_placement,
+    get_placement_history,
+    post_placement_apply,
+    post_placement_plan,
+)
+from crossdock.serving.protocol import placement, requests, responses
 from crossdock.serving.status_routes import (
     get_health,
     get_health_generate,
@@ -50,7 +56,7 @@ class Route:
 
 def all_routes() -> tuple[Route, ...]:
     """Every endpoint but ``/openapi.json`` itself."""
-    return (*_generation_routes(), *_status_routes(), *_control_routes())
+    return (*_generation_routes(), *_status_routes(), *_control_routes(), *_placement_routes())
 
 
 def _generation_routes() -> tuple[Route, ...]:
@@ -117,6 +123,29 @@ def _status_routes() -> tuple[Route, ...]:
         Route(path="/get_model_info", handler=get_model_info),
         Route(path="/v1/loads", handler=get_loads, response=responses.LoadsResponse),
         Route(path="/receipt", handler=get_receipt, errors=(503,)),
+    )
+
+
+def _placement_routes() -> tuple[Route, ...]:
+    return (
+        Route(path="/placement", handler=get_placement, errors=(503,)),
+        Route(path="/placement/history", handler=get_placement_history, errors=(503,)),
+        Route(
+            path="/placement/plan",
+            handler=post_placement_plan,
+            methods=("POST",),
+            body=placement.PlanPlacementBody,
+            response=placement.PlanPlacementResponse,
+            errors=(400, 409, 503),
+        ),
+        Route(
+            path="/placement/apply",
+            handler=post_placement_apply,
+            methods=("POST",),
+            body=placement.ApplyPlacementBody,
+            response=placement.ApplyPlacementResponse,
+            errors=(400, 409, 503),
+        ),
     )
 
 

@@ -1,0 +1,143 @@
+"""Placement over HTTP on a fake engine: plans are made beside the ranks, and only what fits reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import pytest
+from crossdock.types.link import Control
+
+RunServer = Callable[..., None]
+SLOTS = [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 2, 3]]
+LOAD = [[100.0, 10.0, 10.0, 10.0], [10.0, 10.0, 10.0, 10.0]]
+
+
+@attrs.define(eq=False)
+class FakeRanks:
+    """Answers the placement verbs as ranks do, and remembers what they were told to do."""
+
+    is_busy: bool = False
+    applied: list[Mapping[str, Any]] = attrs.Factory(list)
+
+    def __call__(self, control: Control) -> Mapping[str, Any]:
+        if control.verb == "placement":
+            return {
+                "physical_to_logical_map": SLOTS,
+                "num_logical_experts": 4,
+                "layers": [1, 2],
+                "expert_bytes": 1000,
+                "config": {"num_gpus": 2, "num_nodes": 1, "num_physical_experts": 6, "num_groups": 1},
+                "can_move": True,
+                "is_moving": self.is_busy,
+                "progress": "",
+            }
+        if control.verb == "placement_load":
+            return {"passes": 7, "load": LOAD}
+        if control.verb == "placement_history":
+            return {"entries": [{"step": 3, "outcome": "applied"}]}
+        assert control.verb == "placement_apply"
+        if self.is_busy:
+            return {"accepted": False, "reason": "a rebalance is under way"}
+        self.applied.append(control.arguments)
+        return {"accepted": True, "layers": 2}
+
+
+def test_the_placement_and_its_history_are_shown(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        server.engine.verb = FakeRanks()
+        status, answer = await server.get("/placement")
+        assert status == 200
+        assert answer["physical_to_logical_map"] == SLOTS
+        assert (await server.get("/placement/history"))[1] == {"entries": [{"step": 3, "outcome": "applied"}]}
+
+    run_server(scenario)
+
+
+def test_a_dry_run_says_what_a_plan_wins_and_costs_and_changes_nothing(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        ranks = server.engine.verb = FakeRanks()
+        status, answer = await server.post("/placement/plan", {"algo": "global"})
+        assert status == 200
+        assert answer["dry_run"] is True
+        assert answer["passes"] == 7
+        # Layer 0 now: GPU 0 has 50 + 5 + 10, GPU 1 has 10 + 50 + 5.
+        assert answer["balancedness_now_worst"] > 0.99
+        assert answer["balancedness_planned"] > 0.9
+        assert answer["moved_bytes"] <= answer["moved_slots"] * 1000
+        assert sorted(set(answer["physical_to_logical_map"][0])) == [0, 1, 2, 3]
+        assert ranks.applied == []
+
+    run_server(scenario)
+
+
+def test_a_given_plan_is_judged_and_applied_on_demand(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        ranks = server.engine.verb = FakeRanks()
+        new = [[0, 1, 2, 3, 1, 0], [0, 1, 2, 3, 2, 3]]
+        body = {"plan": {"physical_to_logical_map": new}, "dry_run": False}
+        status, answer = await server.post("/placement/plan", body)
+        assert status == 200
+        assert answer["layers_changed"] == 1
+        assert ranks.applied[0]["physical_to_logical_map"] == new
+        status, answer = await server.post("/placement/apply", {"plan": answer, "reason": "looks good"})
+        assert status == 202
+        assert answer == {"status": "accepted", "layers_changed": 2}
+        assert ranks.applied[1] == {"physical_to_logical_map": new, "reason": "looks good"}
+
+    run_server(scenario)
+
+
+def test_a_second_rebalance_gets_409_with_the_reason(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        server.engine.verb = FakeRanks(is_busy=True)
+        status, answer = await server.post("/placement/apply", {"plan": SLOTS})
+        assert status == 409
+        assert "under way" in answer["error"]["message"]
+
+    run_server(scenario)
+
+
+def test_what_cannot_be_used_gets_400_and_the_field(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        ranks = server.engine.verb = FakeRanks()
+        cases = [
+            ("/placement/apply", {"plan": [[0, 1, 2, 3]]}, "plan"),
+            ("/placement/apply", {"plan": [[0, 1, 2, 2, 0, 1], [0, 1, 2, 3, 2, 3]]}, "plan"),
+            ("/placement/apply", {"plan": {"nothing": 1}}, "plan"),
+            ("/placement/apply", {}, "plan"),
+            ("/placement/plan", {"algo": "gloabl"}, "algo"),
+            ("/placement/plan", {"algo": "global", "options": {"wrong": 1}}, "algo"),
+            ("/placement/plan", {"algo": "global", "plan": SLOTS}, "algo"),
+        ]
+        for path, body, field in cases:
+            status, answer = await server.post(path, body)
+            assert status == 400, (path, body, answer)
+            assert answer["error"]["param"] == field, (path, body, answer)
+        assert ranks.applied == []
+
+    run_server(scenario)
+
+
+def test_numbers_of_ranks_are_metrics(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        from crossdock.types.link import Outputs
+        from crossdock.types.request import ReplicaLoad
+
+        load = ReplicaLoad(
+            attn_dp_rank=0,
+            running=0,
+            waiting=0,
+            tokens=0,
+            attention_pairs=0,
+            kv_usage=0.0,
+            step=1,
+            gauges={"eplb_balancedness_100": 0.75},
+        )
+        await server.frontend.engine.receive(Outputs(outputs=(), load=load))
+        async with server.client.get("/metrics") as response:
+            text = await response.text()
+        assert 'crossdock:eplb_balancedness_100{engine="0",model_name="tiny"} 0.75' in text
+
+    run_server(scenario)
