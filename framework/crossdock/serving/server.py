@@ -144,7 +144,8 @@ class Server:
         said = self.frontend.engine.cause
         if ended.was_killed or said is None:
             return self._failed(ended.sentence, rank=ended.rank)
-        if ended.returncode == UsageError.exit_code:
+        # Ranks that waited for the one with the wrong input end with another code, perhaps before it.
+        if any(one.returncode == UsageError.exit_code for one in self.job.supervisor.exits):
             self._fail(said)
             return UsageError(said)
         return self._failed(said, rank=ended.rank)
