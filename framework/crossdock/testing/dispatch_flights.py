@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
+from torch.overrides import TorchFunctionMode
 
 from crossdock.dispatch import make_dispatcher
 from crossdock.dispatch_guard import GuardedDispatcher
@@ -24,6 +26,7 @@ from crossdock.types.dispatch import DispatcherCapabilities, DispatcherSpec, Dis
 from crossdock.types.parallel import ParallelSizes
 
 MOST_ROWS = 512
+_UNINITIALISED = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
 
 
 def build_dispatcher(
@@ -129,16 +132,24 @@ def fly(
     return reports
 
 
+class PoisonedMemory(TorchFunctionMode):
+    """Fills every buffer that torch leaves uninitialised: NaN, or the largest value of an integer type."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _UNINITIALISED:
+            result.fill_(float("nan") if result.is_floating_point() else torch.iinfo(result.dtype).max)
+        return result
+
+
 def fly_poisoned(
     context: RankContext, name: str, options: Mapping[str, object], scenarios: Sequence[DispatchScenario]
 ) -> list[FlightReport]:
-    """As ``fly`` with NaN in every buffer that torch leaves uninitialised: its deterministic mode fills them."""
-    was_on = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
+    """As ``fly`` in poisoned memory."""
+    with PoisonedMemory():
         return fly(context, name, options, scenarios)
-    finally:
-        torch.use_deterministic_algorithms(was_on)
 
 
 def two_flights(

@@ -147,7 +147,7 @@ def check_ids_of_minus_one_add_nothing(case: PluginCase) -> None:
 
 
 def check_unused_buffer_rows_are_never_read(case: PluginCase) -> None:
-    for world_size in (1, 2):
+    for world_size in WORLD_SIZES:
         scenarios = [
             DispatchScenario(sizes=sizes, live_tokens=one_replica(sizes, 3), routing="holes")
             for sizes in _layouts(case, world_size)

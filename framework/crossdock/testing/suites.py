@@ -48,6 +48,18 @@ def _strategy() -> tuple[Check, ...]:
     return CHECKS
 
 
+def _attention() -> tuple[Check, ...]:
+    from crossdock.testing.attention_conformance import CHECKS
+
+    return CHECKS
+
+
+def _model() -> tuple[Check, ...]:
+    from crossdock.testing.model_conformance import CHECKS
+
+    return CHECKS
+
+
 def _eplb_algo() -> tuple[Check, ...]:
     from crossdock.testing.eplb_algo_conformance import CHECKS
 
@@ -72,6 +84,8 @@ SUITES: Mapping[str, Callable[[], tuple[Check, ...]]] = MappingProxyType(
         "dispatcher": _dispatcher,
         "experts": _experts,
         "strategy": _strategy,
+        "attention": _attention,
+        "model": _model,
         "expert_location": _expert_location,
         "eplb_algo": _eplb_algo,
         "rebalance_policy": _rebalance_policy,
