@@ -195,7 +195,8 @@ def ours(folder: Path, case: Case, ids: Any) -> Callable[[int], None]:
     from crossdock.comm import local_comms
     from crossdock.groups import rank_place, resolve_sizes
     from crossdock.host_memory import keep_freed_memory
-    from crossdock.testing.model_driver import DriverChoice, ModelDriver
+    from crossdock.testing.model_driver import ModelDriver
+    from crossdock.testing.model_parts import DriverChoice
 
     keep_freed_memory()
     sizes = resolve_sizes(ranks=1)

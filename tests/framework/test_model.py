@@ -14,8 +14,9 @@ from crossdock.checkpoint_config import read_config
 from crossdock.errors import CheckpointError
 from crossdock.groups import rank_place, resolve_sizes
 from crossdock.model import model_info
-from crossdock.testing.model_driver import DriverChoice, ModelDriver
+from crossdock.testing.model_driver import ModelDriver
 from crossdock.testing.model_oracle import one_rank_driver
+from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.tiny_models import FAMILIES, save_tiny_model
 from crossdock.types.model import ModelInfo
 from safetensors.torch import load_file, save_file

@@ -11,59 +11,21 @@ import torch
 from crossdock.attention import make_attention
 from crossdock.checkpoint import SafetensorsCheckpoint
 from crossdock.checkpoint_config import read_config
-from crossdock.dispatch import make_dispatcher
 from crossdock.executor import Executor
-from crossdock.experts import adapt_experts, layouts_needed, make_experts
 from crossdock.groups import rank_place
-from crossdock.location import make_expert_location, placement_maps
 from crossdock.model import make_model, model_info
-from crossdock.placement import trivial_placement
 from crossdock.row_mask import rows_in
 from crossdock.strategy import make_strategy
+from crossdock.testing.model_parts import CPU, DriverChoice, make_moe_parts, make_pools
 from crossdock.testing.world import RankContext
-from crossdock.types.attention import AttentionSpec, KvSpec
+from crossdock.types.attention import AttentionSpec
 from crossdock.types.batch import ForwardBatch
 from crossdock.types.comm import Comms
-from crossdock.types.dispatch import DispatcherSpec, DispatchStep, Received
-from crossdock.types.experts import ExpertsSpec
+from crossdock.types.dispatch import DispatchStep
 from crossdock.types.layout import FULL_ROWS
-from crossdock.types.location import PickerSpec
-from crossdock.types.model import Checkpoint, ForwardContext, Model, ModelInfo, ModelSpec, MoeParts, MoeSpec
+from crossdock.types.model import Checkpoint, ForwardContext, Model, ModelInfo, ModelSpec
 from crossdock.types.parallel import ParallelSizes, RankPlace
-from crossdock.types.placement import Topology
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
-
-CPU = torch.device("cpu")
-
-
-class NoRecorder:
-    """Counts nothing."""
-
-    def record(self, layer: int, physical_ids: torch.Tensor) -> None:
-        return None
-
-    def record_received(self, layer: int, received: Received) -> None:
-        return None
-
-
-@attrs.frozen(kw_only=True)
-class DriverChoice:
-    """What a driver is built with, all of it plain data so that it reaches rank processes."""
-
-    folder: str
-    dispatcher: str = "allgatherv"
-    experts: str = "torch"
-    padding_mode: PaddingMode = PaddingMode.SUM_LEN
-    dense_tp_size: int = 0
-    redundant_experts: int = 0
-    max_rows: int = 512
-    """Rows that one rank may bring to a dispatch."""
-    page_tokens: int = 4
-    num_pages: int = 128
-    dtype: str = "float32"
-    poison_new_pages: bool = True
-    """Fill a page with NaN when it is handed out, so that reading past a sequence shows. Benchmarks leave it out."""
-
 
 Work = Mapping[int, Sequence[int]]
 """Sequence id -> its next tokens, in the order of the batch."""
@@ -82,7 +44,8 @@ class ModelDriver:
         )
         self._attention = make_attention("torch", {}, attention_spec)
         checkpoint: Checkpoint = SafetensorsCheckpoint(folder)
-        moe = _moe_parts(choice, self.info.moe, sizes, place, comms, dtype) if self.info.moe else None
+        names = frozenset(checkpoint.names())
+        moe = make_moe_parts(choice, self.info.moe, sizes, place, comms, dtype) if self.info.moe else None
         self._dispatch_rows = moe.dispatcher.capabilities.input_rows if moe else FULL_ROWS
         spec = ModelSpec(
             config=config,
@@ -97,7 +60,8 @@ class ModelDriver:
             dense_tp_size=choice.dense_tp_size,
         )
         self.model: Model = make_model(spec)
-        self.caches = [_pools(self.info.kv, choice, dtype) for _ in range(self.info.num_layers)]
+        self.tensors_read = names - frozenset(checkpoint.unused())
+        self.caches = [make_pools(self.info.kv, choice, dtype) for _ in range(self.info.num_layers)]
         self.model.bind_kv_cache(self.caches)
         self._executor = Executor(self.model, make_strategy("sequential", {}))
         order = torch.Generator().manual_seed(0)
@@ -200,62 +164,6 @@ def _mode(work: Sequence[Work]) -> ForwardMode:
     if len(lengths) == 2:
         return ForwardMode.MIXED
     return ForwardMode.PREFILL if lengths.pop() else ForwardMode.DECODE
-
-
-def _pools(kv: KvSpec, choice: DriverChoice, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    head = (choice.num_pages, choice.page_tokens)
-    if kv.kind == "mla":
-        return (torch.zeros(*head, kv.kv_lora_rank + kv.rope_dim, dtype=dtype),)
-    keys = torch.zeros(*head, kv.num_kv_heads, kv.head_dim, dtype=dtype)
-    return keys, torch.zeros(*head, kv.num_kv_heads, kv.v_head_dim, dtype=dtype)
-
-
-def _moe_parts(
-    choice: DriverChoice, moe: MoeSpec, sizes: ParallelSizes, place: RankPlace, comms: Comms, dtype: torch.dtype
-) -> MoeParts:
-    physical = moe.num_logical_experts + choice.redundant_experts
-    num_local = physical // sizes.moe_ep_size
-    experts_spec = ExpertsSpec(
-        hidden_size=moe.hidden_size,
-        intermediate_size=moe.intermediate_size // sizes.moe_tp_size,
-        num_local_experts=num_local,
-        top_k=moe.top_k,
-        activation="silu",
-        dtype=dtype,
-        device=CPU,
-        weight_dtype=moe.weight_dtype,
-    )
-    experts = make_experts(choice.experts, {}, experts_spec)
-    dispatcher_spec = DispatcherSpec(
-        sizes=sizes,
-        place=place,
-        comms=comms,
-        hidden_size=moe.hidden_size,
-        top_k=moe.top_k,
-        num_physical_experts=physical,
-        dtype=dtype,
-        device=CPU,
-        max_rows_per_rank=choice.max_rows,
-        accepted_layouts=layouts_needed(experts.capabilities.layouts),
-    )
-    dispatcher = make_dispatcher(choice.dispatcher, {}, dispatcher_spec)
-    placement = trivial_placement(len(moe.layers), moe.num_logical_experts, physical)
-    maps = placement_maps(placement, CPU)
-    topology = Topology(
-        num_gpus=sizes.moe_ep_size, num_nodes=1, num_physical_experts=physical, num_groups=moe.num_groups
-    )
-    replicated = dispatcher.capabilities.rank_invariant_picks_needed
-    picker_spec = PickerSpec(
-        maps=maps, topology=topology, sizes=sizes, place=place, comms=comms, replicated_rows=replicated
-    )
-    return MoeParts(
-        dispatcher=dispatcher,
-        experts=adapt_experts(experts, dispatcher.capabilities.layouts, num_local),
-        picker=make_expert_location("dynamic" if replicated else "static", {}, picker_spec),
-        maps=maps,
-        recorder=NoRecorder(),
-        num_physical_experts=physical,
-    )
 
 
 def run_on_rank(

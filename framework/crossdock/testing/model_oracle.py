@@ -8,7 +8,8 @@ import torch
 
 from crossdock.comm import local_comms
 from crossdock.groups import rank_place, resolve_sizes
-from crossdock.testing.model_driver import DriverChoice, ModelDriver
+from crossdock.testing.model_driver import ModelDriver
+from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.tiny_models import oracle_logits
 
 TOLERANCE = 1e-4

@@ -10,8 +10,9 @@ import attrs
 import pytest
 import torch
 from crossdock.groups import rank_place, resolve_sizes
-from crossdock.testing.model_driver import DriverChoice, Work, run_on_rank
+from crossdock.testing.model_driver import Work, run_on_rank
 from crossdock.testing.model_oracle import TOLERANCE, relative_error
+from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.tiny_models import oracle_logits, save_tiny_model
 from crossdock.testing.world import RankPool
 from crossdock.types.step import PaddingMode

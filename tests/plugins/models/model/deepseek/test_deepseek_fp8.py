@@ -12,8 +12,9 @@ from crossdock.errors import CheckpointError
 from crossdock.groups import rank_place, resolve_sizes
 from crossdock.model import model_info
 from crossdock.testing.fp8_models import write_fp8_copies
-from crossdock.testing.model_driver import DriverChoice, ModelDriver, run_on_rank
+from crossdock.testing.model_driver import ModelDriver, run_on_rank
 from crossdock.testing.model_oracle import TOLERANCE, relative_error
+from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.tiny_models import oracle_logits, save_tiny_model
 from crossdock.testing.world import OneProcessWorld
 

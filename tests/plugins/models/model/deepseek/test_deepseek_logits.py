@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crossdock.testing.model_driver import DriverChoice
 from crossdock.testing.model_oracle import TOLERANCE, oracle_errors
+from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.tiny_models import save_tiny_model
 
 
