@@ -90,6 +90,8 @@ class BoundaryPlan:
 
 
 class SumKind(enum.Enum):
+    """How an owed sum is taken on the way into a block."""
+
     NOTHING = "nothing"
     REPLICA = "replica"
     """Over the attention-TP ranks of one replica."""

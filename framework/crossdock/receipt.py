@@ -43,6 +43,8 @@ class RebalanceEntry:
 
 @attrs.frozen(kw_only=True)
 class FaultEntry:
+    """A rank that failed, as told to this one."""
+
     step: int
     rank: int
     message: str

@@ -175,6 +175,7 @@ class PartLoader:
 
 
 def make_candidate(config: Config, env: Environment, parts: Mapping[str, Part]) -> Candidate:
+    """What the rules compare, from loaded parts; parts outside ``COMBINED`` are left out."""
     capabilities = {point: parts[point].capabilities for point in COMBINED if point in parts}
     return Candidate(
         env=env,

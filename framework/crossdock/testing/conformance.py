@@ -40,6 +40,8 @@ class Check:
 
 
 class Outcome(enum.Enum):
+    """How a check ended."""
+
     PASSED = "passed"
     FAILED = "failed"
     NOT_CHECKED = "not checked"
@@ -47,6 +49,8 @@ class Outcome(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class CheckResult:
+    """One check of one plugin."""
+
     point: str
     plugin: str
     check: str

@@ -64,6 +64,8 @@ class RankCall:
 
 @attrs.frozen(kw_only=True)
 class CallFailed:
+    """Answer of a rank on which the function raised."""
+
     traceback: str
 
 

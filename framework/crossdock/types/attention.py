@@ -57,6 +57,8 @@ class AttnMetadata:
 
 @attrs.frozen(kw_only=True)
 class AttentionCapabilities:
+    """Cache forms, devices and dtypes that a backend takes."""
+
     kinds: frozenset[str] = frozenset({"gqa", "mla"})
     devices: frozenset[str] = frozenset({"cpu"})
     dtypes: frozenset[str] = frozenset({"float32", "bfloat16"})

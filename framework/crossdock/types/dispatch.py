@@ -42,6 +42,8 @@ class ScaleForm(enum.Enum):
 
 
 class WireDtype(enum.Enum):
+    """Form of rows between ranks."""
+
     NATIVE = "native"
     """The model's dtype, fp32 or bf16."""
     FP8_BLOCK = "fp8_block"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from crossdock.types.dispatch import ReceiveLayout, Received, WireDtype
+from crossdock.types.dispatch import Received, ReceiveLayout, WireDtype
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,8 @@ class ExpertTensors:
 
 @attrs.frozen(kw_only=True)
 class ExpertsCapabilities:
+    """Receive layouts, devices and weight forms that an experts plugin takes."""
+
     layouts: tuple[ReceiveLayout, ...]
     """Layouts taken as they are, best first."""
     devices: frozenset[str] = frozenset({"cpu"})

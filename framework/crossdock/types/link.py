@@ -12,11 +12,15 @@ from crossdock.types.request import EngineOutput, EngineRequest, ReplicaLoad
 
 @attrs.frozen(kw_only=True)
 class AddRequests:
+    """New requests for this replica."""
+
     requests: tuple[EngineRequest, ...]
 
 
 @attrs.frozen(kw_only=True)
 class AbortRequests:
+    """Requests that nobody waits for any more."""
+
     rids: tuple[str, ...]
 
 
@@ -52,12 +56,16 @@ Incoming: TypeAlias = AddRequests | AbortRequests | Wake | Stop | Control
 
 @attrs.frozen(kw_only=True)
 class Outputs:
+    """New tokens, and the load when a report is due."""
+
     outputs: tuple[EngineOutput, ...]
     load: ReplicaLoad | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Ready:
+    """The rank can take requests."""
+
     rank: int
     receipt: dict[str, Any]
 
@@ -72,6 +80,8 @@ class Parked:
 
 @attrs.frozen(kw_only=True)
 class ControlReply:
+    """A rank's answer to a ``Control``."""
+
     rank: int
     call_id: int
     result: dict[str, Any]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class PickerCapabilities:
+    """What a picker needs and promises."""
+
     rank_invariant: bool
     """All ranks pick the same replica for the same row of a replicated buffer."""
     collective_per_layer: bool = False
@@ -38,6 +40,8 @@ class PlacementMaps:
 
 @attrs.frozen(kw_only=True, eq=False)
 class PickerSpec:
+    """What a picker is built for."""
+
     maps: PlacementMaps
     topology: Topology
     sizes: ParallelSizes
@@ -49,6 +53,8 @@ class PickerSpec:
 
 
 class Picker(Protocol):
+    """Turns logical into physical expert ids, in every MoE layer of every step."""
+
     @property
     def capabilities(self) -> PickerCapabilities: ...
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class OpKind(enum.Enum):
+    """What an op is, so that a strategy knows where to cut."""
+
     EMBED = "embed"
     ATTN_PREPARE = "attn_prepare"
     ATTN_CORE = "attn_core"

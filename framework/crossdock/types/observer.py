@@ -29,6 +29,8 @@ class StepEvent:
 
 
 class Observer(Protocol):
+    """Told between steps, on the host, with plain values."""
+
     def on_step(self, event: StepEvent) -> None: ...
 
     def on_load(self, forward_mode: str, balancedness_per_layer: tuple[float, ...]) -> None: ...

@@ -23,6 +23,8 @@ class RebalanceFacts:
 
 @attrs.frozen(kw_only=True)
 class RebalanceDecision:
+    """A policy's answer."""
+
     rebalance: bool
     reason: str
     """One clause for log and receipt, with the numbers that decided."""

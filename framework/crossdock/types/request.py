@@ -42,6 +42,8 @@ class EngineRequest:
 
 @attrs.frozen(kw_only=True)
 class TokenLogprob:
+    """Log probability of one token, with alternatives, best first."""
+
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

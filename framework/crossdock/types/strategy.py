@@ -13,6 +13,8 @@ from crossdock.types.step import ForwardMode
 
 @attrs.frozen(kw_only=True)
 class StrategyCapabilities:
+    """What a strategy needs from the dispatcher and the device."""
+
     micro_batches: int = 1
     """Dispatcher slots needed at once."""
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
@@ -35,6 +37,8 @@ class StagePlan:
 
 
 class Strategy(Protocol):
+    """Orders the declared ops of a model."""
+
     @property
     def capabilities(self) -> StrategyCapabilities: ...
 

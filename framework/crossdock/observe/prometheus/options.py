@@ -10,6 +10,8 @@ from crossdock.options import option
 
 @attrs.frozen(kw_only=True)
 class PrometheusOptions:
+    """Where the text files go and how often they are written."""
+
     folder: str = option(
         "where the files go; empty takes launch.log_folder, and nothing is observed without one", default=""
     )
