@@ -81,6 +81,8 @@ _FAR = 0.3
 """A deal this much above its target, divided by the slots a GPU, is more than exchanges will put right."""
 _MANY_SLOTS = 12
 """With more slots a GPU one wide round of exchanges is enough for the fast effort."""
+_LAGGING = 1.05
+"""The fast effort goes on with layers that are still this much above their target."""
 _CLEARLY = 0.03
 """Deals say little about what exchanges reach: other counts must deal this much better to be taken."""
 
@@ -105,6 +107,7 @@ def balanced_packing(load: Floats, num_slots: int, num_gpus: int, effort: Effort
     widths = (max(1, num_gpus >> 2), max(1, num_gpus >> 3))
     target = np.maximum(mean, (load / counts).max(axis=1)) * (1 + effort.near)
     exchange_rounds(packing, target, widths[: 1 if num_slots > _MANY_SLOTS * num_gpus else 2])
+    exchange_rounds(packing, target * _LAGGING, (1,) * 8)
     return packing
 
 
