@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 import torch
@@ -13,14 +13,18 @@ from torch.distributed import ProcessGroup
 
 from crossdock.comm_gloo import GlooComm, c10d
 from crossdock.comm_nccl import NcclComm
+from crossdock.comm_shared import PairMemory, SharedComm, group_bytes
 from crossdock.errors import MisuseError
 from crossdock.groups import GroupAxis, group_ranks
+from crossdock.shared_memory import machine_name, share_memory
 from crossdock.types.comm import GroupComm, PendingRows
 from crossdock.types.parallel import ParallelSizes
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+Partition: TypeAlias = tuple[tuple[int, ...], ...]
+"""Groups of ranks that tile all ranks."""
 COMM_AXES = (GroupAxis.WORLD, GroupAxis.ATTN_TP, GroupAxis.MOE_EP, GroupAxis.MOE_TP)
 """Axes with collectives; attn_cp and moe_dp above 1 are refused at start."""
 
@@ -86,7 +90,7 @@ class RankComms:
 
     @property
     def host(self) -> RankComms:
-        """The same groups for CPU tensors; itself when the rank computes on the CPU."""
+        """The same groups for CPU tensors outside the forward pass, over gloo."""
         return self.on_host or self
 
 
@@ -107,10 +111,13 @@ def join_process_group(*, rank: int, ranks: int, store: Store, device_type: str,
     )
 
 
-def create_comms(sizes: ParallelSizes, rank: int, device_type: str = "cpu") -> RankComms:
-    """The groups of ``rank``. Collective: every rank calls it with the same sizes, after ``join_process_group``.
+def create_comms(
+    sizes: ParallelSizes, rank: int, device_type: str = "cpu", transport: Literal["auto", "gloo"] = "auto"
+) -> RankComms:
+    """The groups of ``rank``. Collective: every rank calls it with the same arguments, after ``join_process_group``.
 
-    Axes with equal groups share one communicator, groups of one rank have none.
+    Axes with equal groups share one communicator, groups of one rank have none. On the CPU, groups within one machine go through shared
+    memory, unless ``transport`` is gloo; ``host`` is gloo always.
 
     Raises:
         MisuseError: the process group has another number of ranks than the layout.
@@ -119,33 +126,38 @@ def create_comms(sizes: ParallelSizes, rank: int, device_type: str = "cpu") -> R
         return local_comms()
     if dist.get_world_size() != sizes.ranks:
         raise MisuseError(f"the layout has {sizes.ranks} ranks, the process group {dist.get_world_size()}")
-    groups = _create_groups(sizes)
-
-    def comms_of(comm_class: type[GlooComm] | type[NcclComm], on_host: RankComms | None) -> RankComms:
-        made: dict[GroupAxis, GroupComm] = {}
-        for axis in COMM_AXES:
-            members = next(members for members in group_ranks(sizes, axis) if rank in members)
-            group = groups[group_ranks(sizes, axis)]
-            made[axis] = (
-                LocalComm(ranks=members)
-                if group is None
-                else comm_class(group=group, ranks=members, rank=members.index(rank))
-            )
-        return RankComms(
-            world=made[GroupAxis.WORLD],
-            attn_tp=made[GroupAxis.ATTN_TP],
-            moe_ep=made[GroupAxis.MOE_EP],
-            moe_tp=made[GroupAxis.MOE_TP],
-            on_host=on_host,
-        )
-
-    host = comms_of(GlooComm, None)
-    return host if device_type == "cpu" else comms_of(NcclComm, host)
+    gloo: dict[Partition, GroupComm] = {}
+    fast: dict[Partition, GroupComm] = {}
+    for partition, group in _create_groups(sizes).items():
+        members = next(members for members in partition if rank in members)
+        if group is None:
+            gloo[partition] = fast[partition] = LocalComm(ranks=members)
+            continue
+        place = members.index(rank)
+        gloo[partition] = fast[partition] = host = GlooComm(group=group, ranks=members, rank=place)
+        if device_type != "cpu":
+            fast[partition] = NcclComm(group=group, ranks=members, rank=place)
+        elif transport == "auto":
+            memory = share_memory(host, group_bytes(len(members)), machine_name())
+            if memory is not None:
+                fast[partition] = SharedComm(ranks=members, rank=place, memory=PairMemory.over(memory, len(members)))
+    return _rank_comms(sizes, fast, on_host=_rank_comms(sizes, gloo, on_host=None))
 
 
-def _create_groups(sizes: ParallelSizes) -> dict[tuple[tuple[int, ...], ...], ProcessGroup | None]:
+def _rank_comms(sizes: ParallelSizes, made: dict[Partition, GroupComm], on_host: RankComms | None) -> RankComms:
+    of_axis = {axis: made[group_ranks(sizes, axis)] for axis in COMM_AXES}
+    return RankComms(
+        world=of_axis[GroupAxis.WORLD],
+        attn_tp=of_axis[GroupAxis.ATTN_TP],
+        moe_ep=of_axis[GroupAxis.MOE_EP],
+        moe_tp=of_axis[GroupAxis.MOE_TP],
+        on_host=on_host,
+    )
+
+
+def _create_groups(sizes: ParallelSizes) -> dict[Partition, ProcessGroup | None]:
     """One process group a partition of the ranks, created in the same order everywhere; None for partitions into single ranks."""
-    created: dict[tuple[tuple[int, ...], ...], ProcessGroup | None] = {}
+    created: dict[Partition, ProcessGroup | None] = {}
     for axis in COMM_AXES:
         partition = group_ranks(sizes, axis)
         if partition in created:

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from crossdock.comm_gloo import c10d, check_rows
+from crossdock.comm_all_to_all import check_rows
+from crossdock.comm_gloo import c10d
 from crossdock.errors import MisuseError
 
 BYTE_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bool)

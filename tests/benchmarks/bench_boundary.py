@@ -21,8 +21,8 @@ from crossdock.types.parallel import ParallelSizes
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
 
 HIDDEN = 512
-LAYERS = 100
-ROUNDS = 5
+LAYERS = 40
+ROUNDS = 3
 BLOCKS = {
     "full rows": BlockSpec(
         name="experts", input=FULL_ROWS, output=FULL_ROWS, owed=frozenset({SumAxis.MOE_EP, SumAxis.MOE_TP})
@@ -31,9 +31,13 @@ BLOCKS = {
 }
 
 
-def layers(context: RankContext, sizes: ParallelSizes, kind: str, rows: int, max_bytes: int) -> tuple[float, float]:
+def layers(
+    context: RankContext, sizes: ParallelSizes, transport: str, kind: str, rows: int, max_bytes: int
+) -> tuple[float, float]:
     """CPU us and median wall us of a layer on this rank."""
     comms, place = context.comms_of(sizes), context.place(sizes)
+    if transport == "gloo":
+        comms = comms.host
     specs = [embedding_block(), *[attention_block("attention"), BLOCKS[kind]] * LAYERS, head_block()]
     plans = plan_boundaries(specs, sizes)
     step = StepPlan(
@@ -62,18 +66,18 @@ def layers(context: RankContext, sizes: ParallelSizes, kind: str, rows: int, max
 
 
 def main() -> None:
-    print(f"{'us a layer, hidden 512, fp32':<52}{'CPU':>10}{'wall':>10}")
+    print(f"{'us a layer, hidden 512, fp32':<58}{'CPU':>10}{'wall':>10}")
     for ranks, attn_dp in ((2, 2), (2, 1), (4, 4), (4, 2)):
         sizes = resolve_sizes(ranks=ranks, attn_dp_size=attn_dp)
         with RankPool(ranks) as pool:
             for rows in (8, 64, 512):
                 for kind, max_bytes in (("full rows", 0), ("full rows", 1 << 30), ("slices", 0)):
-                    results = pool.run(layers, sizes, kind, rows, max_bytes, timeout_s=300.0)
-                    form = ", one all-reduce" if max_bytes else ""
-                    name = f"{attn_dp} x {ranks // attn_dp} ranks, {rows} rows, {kind}{form}"
-                    print(
-                        f"{name:<52}{max(r[0] for r in results):>10.0f}{max(r[1] for r in results):>10.0f}", flush=True
-                    )
+                    for transport in ("shm", "gloo"):
+                        results = pool.run(layers, sizes, transport, kind, rows, max_bytes, timeout_s=300.0)
+                        form = ", one all-reduce" if max_bytes else ""
+                        name = f"{attn_dp} x {ranks // attn_dp} ranks, {rows} rows, {kind}{form}, {transport}"
+                        cpu_us, wall_us = max(r[0] for r in results), max(r[1] for r in results)
+                        print(f"{name:<58}{cpu_us:>10.0f}{wall_us:>10.0f}", flush=True)
 
 
 if __name__ == "__main__":
