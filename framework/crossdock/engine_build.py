@@ -73,60 +73,66 @@ def build_engine(
         AgreementError: ranks were started with different plugins, options or versions.
         CheckpointError, ConfigError, PluginError: as ``build_runner``.
     """
-    check_agreement(agreement_fields(plan.selection), comms.host.world, _CPU)
-    device = torch.device("cuda", torch.cuda.current_device()) if plan.selection.device == "cuda" else _CPU
-    if device.type == "cpu":
-        keep_freed_memory()
-    built = build_runner(plan, comms, device)
-    warm_up(built.runner, plan.sizes)
-    counters, observers, gauges = _counters(plan, built), _observers(plan), dict[str, float]()
-    balancing = make_live_balancing(
-        plan,
-        comms,
-        built.model,
-        built.moe,
-        built.recorder,
-        built.spare,
-        counters=counters,
-        observers=observers,
-        gauges=gauges,
-    )
-    with open_step_sync(plan, step_rules(plan), comms, store) as sync:
-        scheduler = make_scheduler(plan, built.kv.plan.num_pages) if _is_leader(plan) else None
-        engine = RankEngine(
-            place=plan.place,
-            link=link,
-            sync=sync,
-            runner=built.runner,
-            scheduler=scheduler,
-            verbs=_verbs(plan, built, comms, scheduler, counters, balancing),
+    with _naming_lost_ranks(plan, store):
+        check_agreement(agreement_fields(plan.selection), comms.host.world, _CPU)
+        device = torch.device("cuda", torch.cuda.current_device()) if plan.selection.device == "cuda" else _CPU
+        if device.type == "cpu":
+            keep_freed_memory()
+        built = build_runner(plan, comms, device)
+        warm_up(built.runner, plan.sizes)
+        counters, observers, gauges = _counters(plan, built), _observers(plan), dict[str, float]()
+        balancing = make_live_balancing(
+            plan,
+            comms,
+            built.model,
+            built.moe,
+            built.recorder,
+            built.spare,
             counters=counters,
             observers=observers,
-            between_steps=balancing.actors,
             gauges=gauges,
-            on_prompt_logits=on_prompt_logits,
         )
-        if store is not None:
-            limit_collectives(comms, plan.config.launch.step_deadline_s)
-        try:
-            with _told_reasons(plan, sync, store):
-                yield engine
-        finally:
-            balancing.close()
+        with open_step_sync(plan, step_rules(plan), comms, store) as sync:
+            scheduler = make_scheduler(plan, built.kv.plan.num_pages) if _is_leader(plan) else None
+            engine = RankEngine(
+                place=plan.place,
+                link=link,
+                sync=sync,
+                runner=built.runner,
+                scheduler=scheduler,
+                verbs=_verbs(plan, built, comms, scheduler, counters, balancing),
+                counters=counters,
+                observers=observers,
+                between_steps=balancing.actors,
+                gauges=gauges,
+                on_prompt_logits=on_prompt_logits,
+            )
+            if store is not None:
+                limit_collectives(comms, plan.config.launch.step_deadline_s)
+            try:
+                with _told_reasons(plan, sync), _naming_lost_ranks(plan, store):
+                    yield engine
+            finally:
+                balancing.close()
 
 
 @contextmanager
-def _told_reasons(plan: RankPlan, sync: StepSync, store: Store | None) -> Generator[None]:
-    """When the block fails, the ranks that wait for this one learn why, with the rank that is to blame."""
-    rank = plan.place.rank
+def _naming_lost_ranks(plan: RankPlan, store: Store | None) -> Generator[None]:
+    """When a collective breaks in the block, the error gets the name of the rank that is gone."""
     try:
         yield
     except RankLost as error:
-        lost = error
-        if store is not None and is_broken_collective(error):
-            lost = named(error, store, rank, plan.sizes.ranks)
-        sync.abort(str(lost))
-        raise lost from error.__cause__
+        if store is None or not is_broken_collective(error):
+            raise
+        raise named(error, store, plan.place.rank, plan.sizes.ranks) from error.__cause__
+
+
+@contextmanager
+def _told_reasons(plan: RankPlan, sync: StepSync) -> Generator[None]:
+    """When the block fails, the ranks that wait for this one learn why."""
+    rank = plan.place.rank
+    try:
+        yield
     except CrossdockError as error:
         sync.abort(f"rank {rank} ended: {error}")
         raise

@@ -179,6 +179,17 @@ sys.exit(offline_rank.main())
 """An offline rank that leaves its process id once it is in the middle of the loop."""
 
 
+RANK_ASLEEP = """
+import sys, time
+from crossdock import offline_rank
+
+if sys.argv[2] == "1":
+    offline_rank.run_job_on_rank = lambda *arguments: time.sleep(600)
+sys.exit(offline_rank.main())
+"""
+"""Rank 1 joins the others and then never comes to the first thing that all ranks do together."""
+
+
 def wait_for_ranks(folder: Path, job: threading.Thread) -> list[psutil.Process]:
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and job.is_alive():
@@ -237,3 +248,12 @@ def test_a_stopped_rank_ends_the_job_after_the_deadline_with_its_name(folder: Pa
         name in str(error) for name in ("rank 1 ended or stopped", "replica 1 (rank 1, last seen", "ranks [1] of")
     )
     assert took_s < PROMPT_EXIT_S
+
+
+def test_a_rank_that_never_becomes_ready_ends_the_start_with_its_name(folder: Path, job_folder: Path) -> None:
+    config = random_model_config(folder, ranks=2, attn_dp=2)
+    config = attrs.evolve(config, launch=attrs.evolve(config.launch, start_timeout_s=10.0))
+    write_job(job_folder, offline_job(folder, [[1, 2]], ENDLESS, config))
+    (job_folder / "rank_asleep.py").write_text(RANK_ASLEEP)
+    with pytest.raises(RuntimeFault, match="rank 1 ended or stopped"):
+        run_local_ranks("rank_asleep", job_folder, 2, 1)
