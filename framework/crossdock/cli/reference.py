@@ -43,7 +43,7 @@ def config_page() -> str:
             lines += ["| key | type | default | |", "|---|---|---|---|"]
             for inner in attrs.fields(type(value)):
                 default = config_tables(defaults)[field.name][inner.name]
-                shown = _type_text(str(inner.type))
+                shown = _type_text(type(value).__annotations__[inner.name])
                 lines.append(f"| `{inner.name}` | {shown} | `{_toml(default)}` | {option_help(inner)} |")
             lines.append("")
     return "\n".join(lines)
