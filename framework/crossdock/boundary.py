@@ -6,6 +6,7 @@ All gathers, cuts and sums outside dispatchers happen here (DESIGN section 6); m
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -21,6 +22,17 @@ from crossdock.types.layout import TokenAxis
 Update = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(residual, finished block output) -> new residual, row by row."""
 Norm = Callable[[torch.Tensor], torch.Tensor]
+
+
+@runtime_checkable
+class AddNorm(Protocol):
+    """A norm that can be taken together with the addition before it."""
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor: ...
+
+    def after_add(self, residual: torch.Tensor, update: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(residual + update, its norm)."""
+        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -85,8 +97,14 @@ class Boundary:
             if plan.residual_before != plan.work and plan.work != plan.residual_after:
                 raise RowsMisuse(f"block {plan.name!r}: the residual cannot be added on full rows")
             own = residual if plan.residual_before == plan.work else moves.cut_slice(residual)
-            settled = own + settled if update is None else update(own, settled)
-        normed = self._gather(norm(settled), moves)
+            if update is None and isinstance(norm, AddNorm):
+                settled, normed = norm.after_add(own, settled)
+            else:
+                settled = own + settled if update is None else update(own, settled)
+                normed = norm(settled)
+        else:
+            normed = norm(settled)
+        normed = self._gather(normed, moves)
         after = settled if plan.work == plan.residual_after else moves.cut_replica(settled)
         return (
             complete_rows(normed, plan.input, self.comms),

@@ -41,7 +41,7 @@ class CudaCapturer:
 
     def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         # Once outside: kernels are compiled and loaded, library handles made. Neither may happen while a stream is captured.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             compute()

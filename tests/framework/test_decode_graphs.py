@@ -50,7 +50,7 @@ class Repeater:
 
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
-    def triton_attention(name: str, options: dict[str, Any], spec: AttentionSpec) -> TritonAttention:
+    def triton_attention(name: str, options: dict[str, Any], spec: AttentionSpec, *_: object) -> TritonAttention:
         return TritonAttention(spec)
 
     monkeypatch.setattr(runner_build, "make_attention", triton_attention)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from crossdock.ops.topk_routing_fused import can_fuse, topk_routing_fused
 from crossdock.ops.topk_routing_torch import topk_routing_torch
 
 SCORINGS = ("softmax", "sigmoid")
@@ -52,4 +53,6 @@ def topk_routing(
         )
     if rule.top_k > num_experts // rule.num_groups * rule.kept_groups:
         raise ValueError(f"topk_routing: top_k {rule.top_k} is more than the experts of {rule.kept_groups} kept groups")
+    if can_fuse(router_logits, rule):
+        return topk_routing_fused(router_logits, correction_bias, rule)
     return topk_routing_torch(router_logits, correction_bias, rule)

@@ -10,6 +10,7 @@ import torch
 from crossdock.boundary import Boundary, Stream
 from crossdock.boundary_plan import attention_block, embedding_block, head_block, plan_boundaries
 from crossdock.executor import EMBED_LAYER, LOGITS
+from crossdock.ops.add_rms_norm import add_rms_norm
 from crossdock.ops.rms_norm import rms_norm
 from crossdock.rows import Rows
 from crossdock.types.comm import Comms
@@ -66,22 +67,32 @@ class DecoderParts:
     expert_tensors: tuple[ExpertTensors, ...]
 
 
+class _EntryNorm:
+    """The norm of a block's input, alone or together with the addition before it."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self._weight = weight
+        self._eps = eps
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden_states, self._weight, self._eps)
+
+    def after_add(self, residual: torch.Tensor, update: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return add_rms_norm(residual, update, self._weight, self._eps)
+
+
 class _Entry:
     """The entry of one block: boundary and norm."""
 
     def __init__(self, boundary: Boundary, weight: torch.Tensor, eps: float) -> None:
         self._boundary = boundary
-        self._weight = weight
-        self._eps = eps
+        self._norm = _EntryNorm(weight, eps)
 
     def from_stream(self, ctx: ForwardContext, stream: Stream) -> tuple[Rows, Stream]:
         return self._boundary.enter(stream, update=None, norm=self._norm, batch=ctx.batch)
 
     def after_block(self, ctx: ForwardContext, residual: Stream, output: Rows) -> tuple[Rows, Stream]:
         return self.from_stream(ctx, residual.followed_by(output))
-
-    def _norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden_states, self._weight, self._eps)
 
 
 class Decoder:

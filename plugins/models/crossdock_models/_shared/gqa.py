@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import attrs
 import torch
+from crossdock.ops.norm_rotate import norm_rotate
 from crossdock.ops.packed_linear import PackedLinear
-from crossdock.ops.rms_norm import rms_norm
-from crossdock.ops.rope import rotate_pairs
 from crossdock.rows import Rows
 from crossdock.types.attention import Attention, AttentionLayer
 from crossdock.types.comm import Comms
@@ -50,9 +49,7 @@ class GqaAttention:
         """Rotated queries and keys [N, heads + kv_heads, d], and values [N, kv_heads, d]."""
         heads = self._qkv(hidden.value).unflatten(1, (-1, self._layer.kv.head_dim))
         rotated, values = heads[:, : self._rotated_heads], heads[:, self._rotated_heads :]
-        if self._qk_norm is not None:
-            rotated = rms_norm(rotated, None, self._norm_eps).mul_(self._qk_norm)
-        return rotate_pairs(rotated, rotation), values
+        return norm_rotate(rotated, self._qk_norm, self._norm_eps, rotation), values
 
     def core(self, ctx: ForwardContext, prepared: tuple[torch.Tensor, torch.Tensor]) -> Rows:
         """Attention and output projection: the replica's rows, owing the sum over attention TP."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from crossdock.ops.packed_linear import PackedLinear
+from crossdock.ops.float_linear import FloatLinear
 from crossdock.ops.topk_routing import TopkRule, topk_routing
 
 
@@ -11,8 +11,8 @@ class TopkRouter:
     """Logits in float32 whatever the model's dtype, so that near ties do not fall another way in bf16."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rule: TopkRule) -> None:
-        """``weight`` [E, H]; ``bias`` [E] float32, for the choice only."""
-        self._linear = PackedLinear(weight.float())
+        """``weight`` [E, H] in the dtype of the rows; ``bias`` [E] float32, for the choice only."""
+        self._linear = FloatLinear(weight.float(), weight.dtype)
         self._bias = bias
         self._rule = rule
 
@@ -22,7 +22,7 @@ class TopkRouter:
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[n, H] -> [n, E] float32."""
-        return self._linear(hidden_states.float())
+        return self._linear(hidden_states)
 
     def select(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """[n, E] -> logical ids [n, K] int64 and weights [n, K] float32 with the routed scaling in them."""

@@ -1,0 +1,63 @@
+"""Norm of queries and keys and their rotation: what a GQA layer does between its projection and attention."""
+
+from __future__ import annotations
+
+import torch
+
+from crossdock.ops.rms_norm import rms_norm
+from crossdock.ops.rope import rotate_pairs
+
+
+def norm_rotate(rows: torch.Tensor, weight: torch.Tensor | None, eps: float, rotation: torch.Tensor) -> torch.Tensor:
+    """Each head normed over its own elements (when ``weight`` is given), then its pairs rotated.
+
+    Args:
+        rows: [n, heads, dim] fp32 or bf16, any strides but a contiguous last dimension.
+        weight: [heads, dim] gain of every head, or None for no norm.
+        eps: added to the mean of squares.
+        rotation: [n, 1, dim / 2] complex64 from ``RopeTable.rows``.
+
+    Returns:
+        [n, heads, dim] new, in the dtype of ``rows``.
+
+    Raises:
+        ValueError: the dimensions do not fit.
+    """
+    if not rows.is_cuda:
+        if weight is not None:
+            rows = rms_norm(rows, None, eps).mul_(weight)
+        return rotate_pairs(rows, rotation)
+    if rows.shape[-1] != 2 * rotation.shape[-1] or rows.shape[0] != rotation.shape[0]:
+        raise ValueError(f"norm_rotate: rows {tuple(rows.shape)} and rotation {tuple(rotation.shape)} do not fit")
+    return norm_rotate_fused(rows, weight, eps, rotation)
+
+
+def norm_rotate_fused(
+    rows: torch.Tensor, weight: torch.Tensor | None, eps: float, rotation: torch.Tensor
+) -> torch.Tensor:
+    """The kernel's form of ``norm_rotate``; checked by the caller."""
+    num_rows, heads, dim = rows.shape
+    out = torch.empty(num_rows, heads, dim, dtype=rows.dtype, device=rows.device)
+    if num_rows == 0:
+        return out
+    # Imported at the first call: CPU installations have no triton.
+    import triton
+
+    from crossdock.ops.norm_rotate_triton import norm_rotate_kernel
+
+    half = dim // 2
+    norm_rotate_kernel[(num_rows, heads)](
+        rows,
+        rows if weight is None else weight,
+        torch.view_as_real(rotation),
+        out,
+        eps,
+        rows.stride(0),
+        rows.stride(1),
+        heads=heads,
+        half=half,
+        half_block=triton.next_power_of_2(half),
+        has_norm=weight is not None,
+        num_warps=1,
+    )
+    return out

@@ -1,0 +1,49 @@
+"""``topk_routing`` in one launch, for rules without groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from crossdock.ops.topk_routing import TopkRule
+
+
+def can_fuse(router_logits: torch.Tensor, rule: TopkRule) -> bool:
+    """Rows on a GPU, and a rule that looks at every expert."""
+    return router_logits.is_cuda and rule.kept_groups == rule.num_groups
+
+
+def topk_routing_fused(
+    router_logits: torch.Tensor, correction_bias: torch.Tensor | None, rule: TopkRule
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, E] float32 -> ids [n, K] int64 and weights [n, K] float32, best first; the caller has checked the sizes."""
+    num_rows, num_experts = router_logits.shape
+    device = router_logits.device
+    topk_ids = torch.empty(num_rows, rule.top_k, dtype=torch.int64, device=device)
+    topk_weights = torch.empty(num_rows, rule.top_k, dtype=torch.float32, device=device)
+    if num_rows == 0:
+        return topk_ids, topk_weights
+    # Imported at the first call: CPU installations have no triton.
+    import triton
+
+    from crossdock.ops.topk_routing_triton import topk_routing_kernel
+
+    topk_routing_kernel[(num_rows,)](
+        router_logits,
+        router_logits if correction_bias is None else correction_bias,
+        topk_ids,
+        topk_weights,
+        num_experts,
+        rule.routed_scaling,
+        router_logits.stride(0),
+        top_k=rule.top_k,
+        top_k_block=triton.next_power_of_2(rule.top_k),
+        block=triton.next_power_of_2(num_experts),
+        is_softmax=rule.scoring == "softmax",
+        has_bias=correction_bias is not None,
+        renormalise=rule.renormalise,
+        num_warps=1 if num_experts <= 256 else 4,
+    )
+    return topk_ids, topk_weights

@@ -1,0 +1,103 @@
+"""Fused kernels of the GPU path against the torch ops they stand for: interpreted where there is no GPU (fp32), compiled where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from crossdock.ops.add_rms_norm import add_rms_norm, add_rms_norm_fused
+from crossdock.ops.float_linear import FloatLinear
+from crossdock.ops.norm_rotate import norm_rotate, norm_rotate_fused
+from crossdock.ops.rms_norm_torch import rms_norm_torch
+from crossdock.ops.rope_torch import rotate_pairs_torch, rotation_table
+from crossdock.ops.topk_routing import TopkRule
+from crossdock.ops.topk_routing_fused import can_fuse, topk_routing_fused
+from crossdock.ops.topk_routing_torch import topk_routing_torch
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `interpreter`)"
+)
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+TOLERANCE = 2e-2 if ON_GPU else 1e-5
+"""bf16: a rounding of the norm and one of the gain; fp32: another order of summation."""
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize("hidden_size", [1, 48, 64, 65])
+def test_add_and_norm_in_one_pass_equal_the_two_ops(rows: int, hidden_size: int) -> None:
+    generator = torch.Generator().manual_seed(rows + hidden_size)
+    residual, update = (torch.randn(rows, hidden_size, generator=generator).to(DEVICE, DTYPE) for _ in range(2))
+    weight = torch.randn(hidden_size, generator=generator).to(DEVICE, DTYPE)
+    total, normed = add_rms_norm_fused(residual, update, weight, 1e-6)
+    assert torch.equal(total, residual + update)
+    torch.testing.assert_close(normed, rms_norm_torch(total, weight, 1e-6), rtol=TOLERANCE, atol=TOLERANCE)
+    assert torch.equal(add_rms_norm(residual, update, weight, 1e-6)[0], total)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_norm_and_rotation_of_strided_heads_equal_the_ops(rows: int, has_norm: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    heads, dim = 3, 24
+    packed = torch.randn(rows, heads + 2, dim, generator=generator).to(DEVICE, DTYPE)
+    weight = torch.randn(heads, dim, generator=generator).to(DEVICE, DTYPE) if has_norm else None
+    table = rotation_table(torch.rand(dim // 2, generator=generator), 32, 1.1).to(DEVICE)
+    rotation = table[torch.arange(rows, device=DEVICE) * 3].unsqueeze(1)
+    got = norm_rotate_fused(packed[:, :heads], weight, 1e-6, rotation)
+    want = packed[:, :heads]
+    if weight is not None:
+        want = rms_norm_torch(want, None, 1e-6) * weight
+    torch.testing.assert_close(got, rotate_pairs_torch(want, rotation), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_rotation_that_does_not_fit_is_refused() -> None:
+    rotation = torch.zeros(2, 1, 4, dtype=torch.complex64, device=DEVICE)
+    with pytest.raises(ValueError, match="do not fit"):
+        norm_rotate(torch.zeros(2, 3, 10, device=DEVICE, dtype=DTYPE), None, 1e-6, rotation)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+@pytest.mark.parametrize("num_experts", [6, 32, 40])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_routing_in_one_launch_equals_the_ops(rows: int, num_experts: int, scoring: str, renormalise: bool) -> None:
+    generator = torch.Generator().manual_seed(rows + num_experts)
+    rule = TopkRule(top_k=3, scoring=scoring, renormalise=renormalise, routed_scaling=2.5)
+    logits = torch.randn(rows, num_experts, generator=generator).to(DEVICE)
+    for bias in (None, torch.randn(num_experts, generator=generator).to(DEVICE)):
+        ids, weights = topk_routing_fused(logits, bias, rule)
+        want_ids, want_weights = topk_routing_torch(logits, bias, rule)
+        assert torch.equal(ids, want_ids)
+        torch.testing.assert_close(weights, want_weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [-8.0, -1e4])
+def test_negative_logits_choose_as_a_softmax_does(value: float) -> None:
+    """A running maximum that starts at 0 would lose them."""
+    logits = torch.full((2, 8), value, device=DEVICE)
+    logits[1] = torch.linspace(-8, -1, 8, device=DEVICE)
+    ids, weights = topk_routing_fused(logits, None, TopkRule(top_k=2))
+    assert ids.tolist() == [[0, 1], [7, 6]]
+    torch.testing.assert_close(weights[1], logits[1].softmax(-1)[[7, 6]], rtol=1e-5, atol=1e-7)
+
+
+def test_only_rules_without_groups_on_a_gpu_are_fused() -> None:
+    logits = torch.zeros(1, 8, device=DEVICE)
+    assert can_fuse(logits, TopkRule(top_k=2)) == ON_GPU
+    assert not can_fuse(logits, TopkRule(top_k=2, num_groups=4, kept_groups=2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_split_float32_weight_gives_nearly_float32_logits(exact: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(128, 2048, generator=generator).to(DEVICE) / 45
+    if exact:
+        weight = weight.to(torch.bfloat16).float()
+    rows = torch.randn(64, 2048, generator=generator).to(DEVICE, torch.bfloat16)
+    want = rows.double() @ weight.double().T
+    error = (FloatLinear(weight, torch.bfloat16)(rows).double() - want).abs().max()
+    assert float(error) < 2e-5 * float(want.abs().max())
