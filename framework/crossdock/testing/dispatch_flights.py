@@ -12,6 +12,9 @@ from torch.overrides import TorchFunctionMode
 from crossdock.dispatch import make_dispatcher
 from crossdock.dispatch_guard import GuardedDispatcher
 from crossdock.errors import CapacityTooSmall, DispatchMisuse
+from crossdock.plugin_call import call_hook
+from crossdock.registry import load_plugin
+from crossdock.testing.conformance import NotCheckable
 from crossdock.testing.dispatch_scenarios import (
     HIDDEN_SIZE,
     DispatchScenario,
@@ -22,11 +25,26 @@ from crossdock.testing.dispatch_scenarios import (
     uneven,
 )
 from crossdock.testing.world import RankContext
+from crossdock.types.capability import Environment
 from crossdock.types.dispatch import DispatcherCapabilities, DispatcherSpec, DispatchStep, Pending, ReceiveLayout
 from crossdock.types.parallel import ParallelSizes
 
-MOST_ROWS = 512
 _UNINITIALISED = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
+
+
+def declared_capabilities(name: str, options: Mapping[str, object], sizes: ParallelSizes) -> DispatcherCapabilities:
+    """What the plugin's hook says for a layout on a CPU.
+
+    Raises:
+        NotCheckable: it refuses, cannot say, or runs on other devices only.
+    """
+    env = Environment(device="cpu", sizes=sizes, dtype="float32")
+    found = call_hook(load_plugin("dispatcher", name), "dispatcher_capabilities", options=options, env=env)
+    if not isinstance(found, DispatcherCapabilities):
+        raise NotCheckable(f"dispatcher_capabilities answered {found!r}")
+    if "cpu" not in found.devices:
+        raise NotCheckable(f"runs on {', '.join(sorted(found.devices))} only")
+    return found
 
 
 def build_dispatcher(
@@ -36,10 +54,13 @@ def build_dispatcher(
     scenario: DispatchScenario,
     *,
     max_in_flight: int = 1,
-    max_rows_per_rank: int = MOST_ROWS,
+    max_rows_per_rank: int | None = None,
 ) -> GuardedDispatcher:
-    """The plugin's dispatcher for this rank, behind the core's guard."""
+    """The plugin's dispatcher for this rank, behind the core's guard; for the scenario's rows when no other limit is given."""
     sizes = scenario.sizes
+    if max_rows_per_rank is None:
+        layout = declared_capabilities(name, options, sizes).input_rows
+        max_rows_per_rank = max(held_range(layout, scenario, rank)[1] for rank in range(sizes.ranks))
     spec = DispatcherSpec(
         sizes=sizes,
         place=context.place(sizes),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from crossdock.groups import resolve_sizes
-from crossdock.plugin_call import call_hook
-from crossdock.registry import load_plugin
 from crossdock.testing.conformance import NotCheckable, PluginCase, check_of
 from crossdock.testing.dispatch_flights import (
     FlightReport,
+    declared_capabilities,
     fly,
     fly_poisoned,
     misuses,
@@ -19,7 +18,6 @@ from crossdock.testing.dispatch_flights import (
     two_flights,
 )
 from crossdock.testing.dispatch_scenarios import DispatchScenario, one_replica, routed_rows, uneven
-from crossdock.types.capability import Environment
 from crossdock.types.dispatch import DispatcherCapabilities
 from crossdock.types.parallel import ParallelSizes
 
@@ -37,14 +35,7 @@ _WIDTHS: Mapping[int, tuple[tuple[int, int, int], ...]] = {
 
 
 def _capabilities(case: PluginCase, sizes: ParallelSizes) -> DispatcherCapabilities:
-    """Raises ``NotCheckable`` where the dispatcher does not run on a CPU here."""
-    env = Environment(device="cpu", sizes=sizes, dtype="float32", max_rows_per_rank=512)
-    found = call_hook(load_plugin("dispatcher", case.name), "dispatcher_capabilities", options=case.options, env=env)
-    if not isinstance(found, DispatcherCapabilities):
-        raise NotCheckable(f"dispatcher_capabilities answered {found!r}")
-    if "cpu" not in found.devices:
-        raise NotCheckable(f"runs on {', '.join(sorted(found.devices))} only")
-    return found
+    return declared_capabilities(case.name, case.options, sizes)
 
 
 def _layouts(case: PluginCase, world_size: int) -> list[ParallelSizes]:
