@@ -1,0 +1,74 @@
+"""Packages that ``plugins new`` writes: formatted, loadable, conforming."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from crossdock.cli.new_plugin import TEMPLATES, write_package
+from crossdock.errors import UsageError
+from crossdock.testing.conformance import Outcome, PluginCase, run_check
+from crossdock.testing.fake_distribution import write_distribution
+from crossdock.testing.suites import checks_of
+from crossdock.testing.world import RankPool
+
+NEEDS_RANKS = frozenset({"dispatcher", "padding"})
+"""Installed and checked in an environment of their own, see tests/examples."""
+
+
+@pytest.mark.parametrize("point", TEMPLATES)
+def test_a_written_package_is_formatted_and_clean(point: str, tmp_path: Path) -> None:
+    folder = write_package(point, "brand_new", tmp_path / "package")
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert written == {
+        "pyproject.toml",
+        "README.md",
+        "tests/test_brand_new.py",
+        *(
+            f"src/crossdock_brand_new/{name}"
+            for name in ("__init__.py", "py.typed", "plugin.py", "options.py", "capabilities.py", f"{point}.py")
+        ),
+    }
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    for words in (["format", "--check"], ["check"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "ruff", *words, "--no-cache", "--config", str(project), str(folder)],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.parametrize("point", sorted(set(TEMPLATES) - NEEDS_RANKS))
+def test_a_written_plugin_passes_the_checks_of_its_point(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank_pool: Callable[[int], RankPool]
+) -> None:
+    name = f"fresh_{point}"
+    folder = write_package(point, name, tmp_path / "package")
+    source = folder / "src"
+    write_distribution(
+        source,
+        f"crossdock-fresh-{point}",
+        entry_points={f"crossdock.{point}": {name: f"crossdock_{name}.plugin"}},
+        modules={},
+    )
+    monkeypatch.syspath_prepend(str(source))
+    monkeypatch.setenv("PYTHONPATH", str(source))
+    results = [run_check(check, PluginCase(point=point, name=name, pool_of=rank_pool)) for check in checks_of(point)]
+    assert [f"{result.check}: {result.message}" for result in results if result.outcome is Outcome.FAILED] == []
+    assert sum(result.outcome is Outcome.PASSED for result in results) >= 4
+
+
+def test_names_and_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(UsageError, match="is not an empty folder"):
+        write_package("padding", "mine", tmp_path / "full")
+    for name in ("Mine", "my-plugin", "1st", "class", ""):
+        with pytest.raises(UsageError, match="lower-case letters"):
+            write_package("padding", name, tmp_path / "new")
+    with pytest.raises(UsageError, match="did you mean 'padding'"):
+        write_package("paddin", "mine", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
