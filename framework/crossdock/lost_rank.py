@@ -42,7 +42,7 @@ def is_broken_collective(error: RankLost) -> bool:
     return error.rank is None and isinstance(error.__cause__, RuntimeError)
 
 
-def roll_call(store: Store, rank: int, ranks: int, wait_s: float = ROLL_CALL_S) -> tuple[int, ...]:
+def roll_call(store: Store, rank: int, ranks: int, wait_s: float) -> tuple[int, ...]:
     """Ranks that do not answer. Every rank that finds a collective broken calls it; answers stay, so the order does not matter."""
     keys = [f"crossdock/alive/{one}" for one in range(ranks)]
     store.set(keys[rank], "1")
@@ -55,7 +55,7 @@ def roll_call(store: Store, rank: int, ranks: int, wait_s: float = ROLL_CALL_S) 
 def named(error: RankLost, store: Store, rank: int, ranks: int) -> RankLost:
     """``error`` with the rank that is to blame, where the roll call finds one."""
     try:
-        missing = roll_call(store, rank, ranks)
+        missing = roll_call(store, rank, ranks, ROLL_CALL_S)
     except RuntimeError:
         # The store went with the rank or machine that hosted it.
         return error
