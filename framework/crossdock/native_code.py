@@ -6,7 +6,9 @@ that says what it was made from and for. Without a compiler everything works thr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -14,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -51,7 +53,9 @@ def build_native_code(compiler: str, folder: Path | None, sources: Sequence[Path
             with tempfile.TemporaryDirectory(prefix="crossdock-") as temporary:
                 return _loaded(_built(compiler, files, Path(temporary) / "kernels.so"))
         target = folder / f"kernels-{_fingerprint(compiler, files)}.so"
-        return _loaded(target if target.exists() else _built(compiler, files, target))
+        with _build_lock(folder):
+            built = target if target.exists() else _built(compiler, files, target)
+        return _loaded(built)
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None) or str(error)
         return NativeCode(
@@ -71,8 +75,16 @@ def cache_folder() -> Path | None:
     return folder if owner == os.getuid() and os.access(folder, os.W_OK | os.X_OK) else None
 
 
+@contextlib.contextmanager
+def _build_lock(folder: Path) -> Iterator[None]:
+    """Ranks that start together build once: the others wait and find the library."""
+    with (folder / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _built(compiler: str, files: Sequence[Path], target: Path) -> Path:
-    """Compiles to a name of its own and renames: ranks that start together never load half a file."""
+    """Compiles to a name of its own and renames: a build that is cut short leaves no half library behind."""
     handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
     try:

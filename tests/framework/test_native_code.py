@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,9 @@ def test_it_builds_once_and_loads_again(source: Path, tmp_path: Path) -> None:
     first = build_native_code(str(COMPILER), folder, [source])
     assert first.library is not None, first.reason
     assert first.library.answer() == 42
-    built = [path.stat().st_mtime_ns for path in folder.iterdir()]
+    built = [path.stat().st_mtime_ns for path in folder.glob("*.so")]
     assert build_native_code(str(COMPILER), folder, [source]).library is not None
-    assert [path.stat().st_mtime_ns for path in folder.iterdir()] == built
+    assert [path.stat().st_mtime_ns for path in folder.glob("*.so")] == built
 
 
 @needs_compiler
@@ -40,7 +42,27 @@ def test_another_source_gets_another_library(source: Path, tmp_path: Path) -> No
     again = build_native_code(str(COMPILER), folder, [source])
     assert again.library is not None
     assert again.library.answer() == 43
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(folder.glob("*.so"))) == 2
+
+
+@needs_compiler
+def test_processes_that_start_together_build_once(source: Path, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    compiler = tmp_path / "counting-cc"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo built >> {log} ;; esac\nexec {COMPILER} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from crossdock.native_code import build_native_code; "
+        "found = build_native_code(sys.argv[1], Path(sys.argv[2]), [Path(sys.argv[3])]); sys.exit(found.library is None)"
+    )
+    arguments = [sys.executable, "-c", code, str(compiler), str(folder), str(source)]
+    processes = [subprocess.Popen(arguments) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    assert log.read_text().split() == ["built"]
 
 
 @needs_compiler
