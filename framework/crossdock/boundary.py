@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from crossdock.boundary_entry import BoundaryPlan, Gather, Settle, layout_names
-from crossdock.boundary_moves import RowMoves
+from crossdock.boundary_moves import SMALL_SUMS, RowMoves, SmallSums
 from crossdock.errors import RowsMisuse, SelectionRefused
 from crossdock.rows import Rows, complete_rows
 from crossdock.types.batch import ForwardBatch
@@ -60,8 +60,7 @@ class Boundary:
 
     plan: BoundaryPlan
     comms: Comms
-    all_reduce_max_bytes: int = 0
-    """See ``RowMoves``; equal on all ranks."""
+    small_sums: SmallSums = SMALL_SUMS
 
     def __attrs_post_init__(self) -> None:
         layouts = (self.plan.producer, self.plan.input, self.plan.work)
@@ -83,7 +82,7 @@ class Boundary:
             RowsMisuse: the stream does not match the plan, or rows do not match the step's counts.
         """
         plan = self.plan
-        moves = RowMoves.of(batch.step, self.comms, batch.attn_dp_rank, self.all_reduce_max_bytes)
+        moves = RowMoves.of(batch.step, self.comms, batch.attn_dp_rank, self.small_sums)
         if (update is not None) != plan.is_gated_update:
             raise RowsMisuse(
                 f"block {plan.name!r}: planned with is_gated_update={plan.is_gated_update}, entered otherwise"

@@ -17,6 +17,21 @@ from crossdock.types.comm import Comms
 from crossdock.types.step import PaddingMode, StepPlan
 
 
+@attrs.frozen(kw_only=True)
+class SmallSums:
+    """Sizes of gathered buffers up to which one all-reduce is the cheaper form; equal on all ranks."""
+
+    sum_len_bytes: int = 0
+    """Under ``sum_len``, where a machine has a kernel that beats a gather of unequal blocks."""
+    attn_tp_bytes: int = 1 << 15
+    """With attention TP, where the other form takes two collectives, each with its own latency (half of the CPU time of a boundary at 8
+    rows of 512 floats on four ranks; equal at 64 rows)."""
+
+
+SMALL_SUMS = SmallSums()
+"""The sizes that were measured, for a machine without a kernel for unequal blocks."""
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class RowMoves:
     """Moves of one step on one rank. [rows, H] tensors; inputs are not changed, results may be views of them."""
@@ -26,16 +41,18 @@ class RowMoves:
     """Padded rows of each replica, each a multiple of attn_tp_size."""
     attn_dp_rank: int
     all_reduce_max_bytes: int
-    """Buffers of at most this size go as one all-reduce under ``sum_len``: a gather of unequal blocks costs more calls there."""
+    """Buffers of at most this size go as one all-reduce over all ranks instead of a scatter and a gather."""
 
     @staticmethod
-    def of(step: StepPlan, comms: Comms, attn_dp_rank: int, all_reduce_max_bytes: int) -> RowMoves:
-        is_sum_len = step.padding_mode is PaddingMode.SUM_LEN
+    def of(step: StepPlan, comms: Comms, attn_dp_rank: int, sums: SmallSums) -> RowMoves:
+        limits = [sums.sum_len_bytes] if step.padding_mode is PaddingMode.SUM_LEN else []
+        if comms.attn_tp.size > 1:
+            limits.append(sums.attn_tp_bytes)
         return RowMoves(
             comms=comms,
             counts=step.padded_tokens,
             attn_dp_rank=attn_dp_rank,
-            all_reduce_max_bytes=all_reduce_max_bytes if is_sum_len else 0,
+            all_reduce_max_bytes=max(limits, default=0),
         )
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from crossdock.boundary import Boundary, Stream
+from crossdock.boundary_moves import SmallSums
 from crossdock.boundary_plan import BlockSpec, attention_block, embedding_block, head_block, plan_boundaries
 from crossdock.groups import resolve_sizes
 from crossdock.rows import Rows
@@ -58,7 +59,9 @@ def layers(
         started_s = time.perf_counter()
         stream = Stream().followed_by(Rows(embedded, specs[0].output or frozenset(), specs[0].owed, comms))
         for plan, spec in zip(plans, specs[1:], strict=True):
-            entered, stream = Boundary(plan, comms, max_bytes).enter(stream, None, torch.Tensor.clone, batch)
+            entered, stream = Boundary(plan, comms, SmallSums(sum_len_bytes=max_bytes, attn_tp_bytes=max_bytes)).enter(
+                stream, None, torch.Tensor.clone, batch
+            )
             if spec.output is not None:
                 stream = stream.followed_by(Rows(entered.value * 0.1, spec.output, spec.owed, comms))
         walls.append((time.perf_counter() - started_s) / LAYERS * 1e6)

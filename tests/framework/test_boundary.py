@@ -6,6 +6,7 @@ import attrs
 import pytest
 import torch
 from crossdock.boundary import Boundary, Stream
+from crossdock.boundary_moves import SMALL_SUMS, SmallSums
 from crossdock.boundary_plan import BlockSpec, attention_block, embedding_block, head_block, plan_boundaries
 from crossdock.comm import local_comms
 from crossdock.errors import MisuseError, RowsMisuse, SelectionRefused
@@ -19,6 +20,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 HIDDEN = 3
+NO_SUMS = SmallSums(sum_len_bytes=0, attn_tp_bytes=0)
+ALL_SUMS = SmallSums(sum_len_bytes=1 << 20, attn_tp_bytes=1 << 20)
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +32,8 @@ class Chain:
     blocks: tuple[BlockSpec, ...]
     counts: tuple[int, ...]
     padding_mode: PaddingMode
-    all_reduce_max_bytes: int = 0
+    small_sums: SmallSums = SMALL_SUMS
+    over_gloo: bool = False
 
 
 def step_of(counts, padding_mode=PaddingMode.SUM_LEN, live=None):
@@ -100,6 +104,7 @@ def partial(tensor, owed, chain, place):
 def run_chain(context, chain):
     """Largest difference of any block's input from the reference, and the residual layouts that occurred."""
     comms, place = context.comms_of(chain.sizes), context.place(chain.sizes)
+    comms = comms.host if chain.over_gloo else comms
     inputs, outputs = reference(chain)
     batch = SimpleNamespace(step=step_of(chain.counts, chain.padding_mode), attn_dp_rank=place.attn_dp_rank)
     specs = [embedding_block(), *chain.blocks, head_block()]
@@ -108,7 +113,7 @@ def run_chain(context, chain):
     worst = 0.0
     for number, plan in enumerate(plan_boundaries(specs, chain.sizes)):
         block = specs[number + 1]
-        boundary = Boundary(plan, comms, chain.all_reduce_max_bytes)
+        boundary = Boundary(plan, comms, chain.small_sums)
         read = local_norm(chain, place) if block.is_local_read else norm
         rows, stream = boundary.enter(stream, gated if block.is_gated_update else None, read, batch)
         expected = cut(inputs[number], block.input, chain, place)
@@ -169,7 +174,7 @@ def chains(draw):
         blocks=tuple(draw(st.lists(blocks, min_size=1, max_size=5))),
         counts=tuple(rows * attn_tp for rows in slices),
         padding_mode=mode,
-        all_reduce_max_bytes=draw(st.sampled_from([0, 100, 10_000])),
+        small_sums=draw(st.sampled_from([NO_SUMS, SmallSums(sum_len_bytes=100, attn_tp_bytes=200), ALL_SUMS])),
     )
 
 
@@ -208,15 +213,16 @@ def models(attn_dp, attn_tp):
         (1, 4, (8,), PaddingMode.MAX_LEN),
     ],
 )
-def test_layers_of_real_models_equal_one_process_on_gloo_ranks(rank_pool, attn_dp, attn_tp, counts, mode):
+def test_layers_of_real_models_equal_one_process_on_real_ranks(rank_pool, attn_dp, attn_tp, counts, mode):
     for sizes, blocks in models(attn_dp, attn_tp):
-        for all_reduce_max_bytes in (0, 1 << 20):
+        for small_sums, over_gloo in ((NO_SUMS, False), (ALL_SUMS, False), (NO_SUMS, True)):
             chain = Chain(
                 sizes=sizes,
                 blocks=blocks,
                 counts=counts,
                 padding_mode=mode,
-                all_reduce_max_bytes=all_reduce_max_bytes,
+                small_sums=small_sums,
+                over_gloo=over_gloo,
             )
             assert max(rank_pool(sizes.ranks).run(run_chain, chain)) <= TOLERANCE
 

@@ -3,8 +3,10 @@
 import attrs
 import pytest
 from crossdock.groups import resolve_sizes
+from crossdock.padding import make_padding
 from crossdock.split_point import SplitPoint, child_plans, split_point
-from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
+from crossdock.step import StepRules, decide_step
+from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,3 +104,46 @@ def test_an_idle_replica_has_two_idle_children():
     plans = child_plans(parent((2, 0), (1, 0)), sizes)
     assert [plan.padded_tokens for plan in plans] == [(1, 0), (1, 0)]
     assert attrs.evolve(plans[0], live_tokens=plans[1].live_tokens) == plans[1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "decodes", "prefills"),
+    [
+        ((1, 1), False, False),
+        ((1, 0), False, False),
+        ((2, 0), True, True),
+        ((2, 1), False, False),
+        ((8, 1), False, False),
+        ((8, 2), True, True),
+        ((0, 0), False, False),
+    ],
+)
+def test_tiny_and_idle_batches_overlap_on_all_ranks_or_on_none(tokens, decodes, prefills):
+    """Records are all that ranks share, so the decision is theirs; a batch of one token cannot be split."""
+    rules = StepRules(
+        sizes=resolve_sizes(ranks=2, attn_dp_size=2),
+        padding=make_padding("cost", {}),
+        hidden_size=8,
+        itemsize=4,
+        overlap=True,
+    )
+    for mode, expected in ((DECODE, decodes), (PREFILL, prefills)):
+        plan = decide_step([voted(mode, rows) for rows in tokens], rules)
+        assert plan.overlap is expected, mode
+        if plan.overlap:
+            first, second = child_plans(plan, rules.sizes)
+            assert all(max(child.live_tokens) > 0 for child in (first, second))
+            assert [a + b for a, b in zip(first.live_tokens, second.live_tokens, strict=True)] == list(tokens)
+
+
+def voted(mode, rows):
+    """The record of a replica with so many decoding sequences, or one prompt of so many tokens."""
+    own = mode if rows else IDLE
+    point = split_point(own, [1] * rows if mode is DECODE else [rows] * bool(rows))
+    return StepRecord(
+        num_tokens=rows,
+        local_forward_mode=own,
+        is_prefill_in_batch=int(own is PREFILL),
+        local_can_run_overlap=int(point is not None),
+        overlap_rows=point.rows if point else 0,
+    )
