@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import attrs
 import structlog
 
-from crossdock.errors import OverloadedError, RankLost, RuntimeFault
+from crossdock.errors import OverloadedError, RankLost, RuntimeFault, UsageError
 from crossdock.serving.control_calls import ControlCalls, RankSender
 from crossdock.serving.park_state import ParkState
 from crossdock.serving.replicas import Replica, ReplicaState
@@ -88,6 +88,11 @@ class EngineClient:
         best = min(self._fatals, key=_distance_to_cause)
         named = best.culprit_rank not in (None, best.rank)
         return f"rank {best.rank}: {best.message}" + (f" (rank {best.culprit_rank} is the cause)" if named else "")
+
+    @property
+    def has_wrong_input(self) -> bool:
+        """A rank ended because of configuration or checkpoint, which the user can correct."""
+        return any(fatal.exit_code == UsageError.exit_code for fatal in self._fatals)
 
     def check_alive(self) -> None:
         """Raises ``RuntimeFault`` with the reason when the engine has failed."""
@@ -246,9 +251,6 @@ class EngineClient:
 
     def _fatal(self, message: Fatal) -> None:
         """A rank says why it ends; its exit follows and the supervisor decides."""
-        if message in self._fatals:
-            return
-        _LOG.error("rank ends", rank=message.rank, reason=message.message, culprit_rank=message.culprit_rank)
         self._fatals.append(message)
         self.fail(self.cause or message.message)
 

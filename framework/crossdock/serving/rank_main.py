@@ -33,7 +33,8 @@ def run_rank_process(spec_path: Path, body: RankBody) -> int:
         body(spec, link)
     except CrossdockError as error:
         _LOG.error("rank ends", reason=str(error))
-        link.send(Fatal(rank=spec.rank, message=str(error), culprit_rank=culprit_of(error)))
+        culprit = culprit_of(error)
+        link.send(Fatal(rank=spec.rank, message=str(error), culprit_rank=culprit, exit_code=error.exit_code))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the frontend must learn of anything that ends a rank
         _LOG.exception("rank ends")

@@ -142,16 +142,12 @@ class Server:
     def _lost(self, ended: RankExit) -> CrossdockError:
         """The error for the exit of a rank: what the ranks themselves said tells more than an exit code."""
         said = self.frontend.engine.cause
-        if ended.was_killed or said is None:
-            return self._failed(ended.sentence, rank=ended.rank)
-        # Ranks that waited for the one with the wrong input end with another code, perhaps before it.
-        if any(one.returncode == UsageError.exit_code for one in self.job.supervisor.exits):
-            self._fail(said)
-            return UsageError(said)
-        return self._failed(said, rank=ended.rank)
+        return self._failed(ended.sentence if ended.was_killed or said is None else said, rank=ended.rank)
 
     def _failed(self, reason: str, *, rank: int | None) -> CrossdockError:
         self._fail(reason)
+        if self.frontend.engine.has_wrong_input:
+            return UsageError(reason)
         return RankLost(f"{reason}; all ranks were ended", rank=rank)
 
     def _fail(self, reason: str) -> None:

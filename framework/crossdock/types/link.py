@@ -95,6 +95,8 @@ class Fatal:
     rank: int
     message: str
     culprit_rank: int | None = None
+    exit_code: int = 1
+    """Of the rank's process: 2 when the user's input cannot be used."""
 
 
 Outgoing: TypeAlias = Outputs | Ready | Parked | ControlReply | Fatal
