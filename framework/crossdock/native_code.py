@@ -16,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import attrs
@@ -76,7 +76,7 @@ def cache_folder() -> Path | None:
 
 
 @contextlib.contextmanager
-def _build_lock(folder: Path) -> Iterator[None]:
+def _build_lock(folder: Path) -> Generator[None, None, None]:
     """Ranks that start together build once: the others wait and find the library."""
     with (folder / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
