@@ -7,7 +7,7 @@ a small checkpoint; ``crossdock.testing.random_checkpoint.write_random_checkpoin
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -126,7 +126,7 @@ def check_folder(folder: Path, pool_of: Callable[[int], RankPool]) -> None:
 
 
 @contextmanager
-def _tiny_folder(case: PluginCase) -> Iterator[Path]:
+def _tiny_folder(case: PluginCase) -> Generator[Path]:
     if case.name not in FAMILIES:
         raise NotCheckable(
             f"no tiny config of {case.name!r} is known; call model_conformance.check_folder with a small checkpoint"
