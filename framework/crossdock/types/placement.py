@@ -151,12 +151,12 @@ class Placement:
     def _check_lists(self) -> None:
         """Every listed slot holds its expert, lists are in slot order with -1 behind, and counts are their lengths."""
         lists, counts = self.logical_to_physical, self.replica_counts
-        layer = np.repeat(_numbers(len(counts)), counts.sum(axis=1))
-        expert = np.repeat(np.tile(_numbers(counts.shape[1]), len(counts)), counts.ravel())
-        place = _numbers(layer.size) - np.repeat(np.cumsum(counts) - counts.ravel(), counts.ravel())
+        layer = np.repeat(np.arange(len(counts), dtype=np.int64), counts.sum(axis=1))
+        expert = np.repeat(np.tile(np.arange(counts.shape[1], dtype=np.int64), len(counts)), counts.ravel())
+        place = np.arange(layer.size, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts.ravel(), counts.ravel())
         slot = lists[layer, expert, place]
-        in_range = (slot >= 0) & (slot < self.physical_to_logical.shape[1])
-        if not in_range.all() or int(np.count_nonzero(lists >= 0)) != slot.size:
+        in_range = bool(((slot >= 0) & (slot < self.physical_to_logical.shape[1])).all())
+        if not in_range or int(np.count_nonzero(lists >= 0)) != slot.size:
             raise InvalidPlacement(
                 "replica counts are not the lengths of the replica lists (padding is -1, at the end)"
             )
@@ -192,9 +192,9 @@ class Placement:
         _check_slots(slots, num_logical_experts)
         num_layers, num_slots = slots.shape
         width = num_slots - num_logical_experts + 1 if max_replicas is None else max_replicas
-        live = _numbers(num_slots) if active_slots is None else np.flatnonzero(active_slots)
+        live = np.arange(num_slots, dtype=np.int64) if active_slots is None else np.flatnonzero(active_slots)
         held = slots[:, live]
-        flat = _numbers(num_layers)[:, None] * num_logical_experts + held
+        flat = np.arange(num_layers, dtype=np.int64)[:, None] * num_logical_experts + held
         counts = np.bincount(flat.ravel(), minlength=num_layers * num_logical_experts)
         _check_replicas(counts.reshape(num_layers, num_logical_experts))
         if counts.max(initial=0) > width:
@@ -202,9 +202,9 @@ class Placement:
         # Stable, so that slots of an expert stay in order; a narrow type lets numpy sort by radix.
         order = np.argsort(held.astype(np.int16 if num_logical_experts < 2**15 else np.int64), axis=1, kind="stable")
         first = np.repeat(np.cumsum(counts) - counts, counts)
-        row = np.repeat(_numbers(counts.size), counts)
+        row = np.repeat(np.arange(counts.size, dtype=np.int64), counts)
         lists = np.full((counts.size, width), -1, dtype=np.int64)
-        lists[row, _numbers(row.size) - first] = live[order].ravel()
+        lists[row, np.arange(row.size, dtype=np.int64) - first] = live[order].ravel()
         return cls(
             physical_to_logical=slots,
             logical_to_physical=lists.reshape(num_layers, num_logical_experts, width),
@@ -248,7 +248,3 @@ class EplbAlgo(Protocol):
     def plan(self, load: ExpertLoad, topology: Topology, current: Placement | None) -> Placement:
         """A valid placement for this load; deterministic, one thread, no collective."""
         ...
-
-
-def _numbers(count: int) -> npt.NDArray[np.int64]:
-    return np.arange(count, dtype=np.int64)

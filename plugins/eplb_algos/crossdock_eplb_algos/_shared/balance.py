@@ -13,7 +13,7 @@ from crossdock_eplb_algos._shared.fold import folded_peak, search_folded_counts
 from crossdock_eplb_algos._shared.packing import Packing, deal, packing_of, stacked
 from crossdock_eplb_algos._shared.refine import exchange_rounds, shrinking_widths
 from crossdock_eplb_algos._shared.steps import pack_evenly
-from crossdock_eplb_algos._shared.trades import TradeEffort, trade_rounds
+from crossdock_eplb_algos._shared.trades import Plan, TradeEffort, trade_rounds
 
 EffortName = Literal["fast", "default", "high"]
 
@@ -195,7 +195,8 @@ def _trade(packing: Packing, load: Floats, counts: Ints, mean: Floats, effort: E
     layers = worst[over[worst] > 1 + effort.trade_above]
     if layers.size and effort.trades is not None:
         part, part_counts = packing.rows(layers), counts[layers]
-        trade_rounds(part, load[layers], part_counts, mean[layers] * (1 + effort.near), effort.trades)
+        target = mean[layers] * (1 + effort.near)
+        trade_rounds(Plan(packing=part, load=load[layers], counts=part_counts, target=target), effort.trades)
         packing.overwrite(layers, part)
 
 

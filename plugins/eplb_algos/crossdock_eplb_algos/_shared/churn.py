@@ -11,10 +11,9 @@ import attrs
 import numpy as np
 
 from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, numbers
-from crossdock_eplb_algos._shared.order import rising
 from crossdock_eplb_algos._shared.packing import Packing
 from crossdock_eplb_algos._shared.slots import membership
-from crossdock_eplb_algos._shared.trades import best_trades, make_trades
+from crossdock_eplb_algos._shared.trades import Plan, best_trades, make_trades
 
 _DONORS = 6
 _LEAST_GAIN = 1e-9
@@ -44,6 +43,7 @@ def fewest_moves(packing: Packing, load: Floats, counts: Ints, aim: Floats, enou
     num_layers, num_gpus, num_slots = packing.experts.shape
     mean = np.maximum(load.sum(axis=1) / num_gpus, 1e-30)
     home = membership(packing.experts, load.shape[1])
+    plan = Plan(packing=packing, load=load, counts=counts, target=aim)
     layers = numbers(num_layers)
     moves = np.zeros(num_layers, dtype=np.int64)
     peak = packing.max_load()
@@ -55,10 +55,10 @@ def fewest_moves(packing: Packing, load: Floats, counts: Ints, aim: Floats, enou
         left = np.full(layers.size, _NOT, dtype=np.float64)
         if limits.max_moves is not None:
             left[:] = limits.max_moves[layers] - moves[layers]
-        done, spent = _act(packing, load, counts, aim, home, layers, left, num_gpus // 4)
+        done, spent = _act(plan, home, layers, left, num_gpus // 4)
         stuck = np.flatnonzero(~done)
         if stuck.size:
-            done[stuck], spent[stuck] = _act(packing, load, counts, aim, home, layers[stuck], left[stuck], num_gpus)
+            done[stuck], spent[stuck] = _act(plan, home, layers[stuck], left[stuck], num_gpus)
         layers = layers[done]
         moves[layers] += spent[done]
         peak[layers] = packing.loads[layers].sum(axis=2).max(axis=1)
@@ -71,22 +71,14 @@ def fewest_moves(packing: Packing, load: Floats, counts: Ints, aim: Floats, enou
     counts[:] = best_counts
 
 
-def _act(
-    packing: Packing,
-    load: Floats,
-    counts: Ints,
-    aim: Floats,
-    home: Bools,
-    layers: Ints,
-    left: Floats,
-    num_partners: int,
-) -> tuple[Bools, Ints]:
+def _act(plan: Plan, home: Bools, layers: Ints, left: Floats, num_partners: int) -> tuple[Bools, Ints]:
     """Make the best action of each of ``layers`` [n]; which had one [n], and the moves they cost [n] (may be negative)."""
-    gpu_load = packing.loads[layers].sum(axis=2)
-    now = (np.maximum(gpu_load - aim[layers, None], 0) ** 2).sum(axis=1)
-    trades, after, trade_moves = best_trades(packing, load, counts, aim, home, layers, left, _DONORS)
+    packing, counts, load = plan.packing, plan.counts, plan.load
+    over = packing.loads[layers].sum(axis=2) - plan.target[layers, None]
+    now = (np.maximum(over, 0) ** 2).sum(axis=1)
+    trades, after, trade_moves = best_trades(plan, home, layers, left, _DONORS)
     trade_score = _REWRITE_BONUS * (now - after) / np.maximum(trade_moves, 0.5)
-    swap, after, swap_moves = _best_swaps(packing, aim, home, layers, gpu_load, now, left, num_partners)
+    swap, after, swap_moves = _best_swaps(packing, home, layers, over, left, num_partners)
     swap_score = (now - after) / np.maximum(swap_moves, 0.5)
 
     worth = np.maximum(trade_score, swap_score) > _LEAST_GAIN * now
@@ -103,26 +95,19 @@ def _act(
 
 
 def _best_swaps(
-    packing: Packing,
-    aim: Floats,
-    home: Bools,
-    layers: Ints,
-    gpu_load: Floats,
-    now: Floats,
-    left: Floats,
-    num_partners: int,
+    packing: Packing, home: Bools, layers: Ints, over: Floats, left: Floats, num_partners: int
 ) -> tuple[Ints, Floats, Ints]:
     """The best swap of each layer's fullest GPU with one of the ``num_partners`` lightest ones.
 
-    Returns GPU, slot, other GPU and other slot [n, 4], the squared overload after it [n] (infinite: none), its moves [n].
+    ``over`` [n, G] is each GPU's load above the aim. Returns GPU, slot, other GPU and other slot [n, 4], the squared overload after it [n] (infinite: none), its moves [n].
     """
     row = numbers(layers.size)
-    order = rising(gpu_load)
+    now = (np.maximum(over, 0) ** 2).sum(axis=1)
+    order = np.argsort(over, axis=1, kind="stable")
     top, light = order[:, -1], order[:, : min(max(_FEWEST_PARTNERS, num_partners), order.shape[1] - 1)]
     at = layers[:, None, None]
     experts, loads = packing.experts[layers[:, None], light], packing.loads[layers[:, None], light]
     mine, my_loads = packing.experts[layers, top][:, None, :], packing.loads[layers, top][:, None, :]
-    over = gpu_load - aim[layers, None]
     over_top, over_light = over[row, top], over[row[:, None], light]
     delta = my_loads[..., None, :] - loads[..., None]
     rest = now[:, None] - np.maximum(over_top, 0)[:, None] ** 2 - np.maximum(over_light, 0) ** 2

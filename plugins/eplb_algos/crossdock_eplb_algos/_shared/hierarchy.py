@@ -114,20 +114,15 @@ def _swap_between_nodes(experts: Ints, values: Floats, at_node: Ints, home: Ints
         layers, total = layers[uneven], total[uneven]
         if not layers.size:
             return
-        done = _swap_once(experts, values, at_node, is_home, layers, total, (gpus_a_node, nodes.max_outside))
+        done = _swap_once((experts, values, at_node, is_home), layers, total, gpus_a_node, nodes.max_outside)
         layers = layers[done]
 
 
 def _swap_once(
-    experts: Ints,
-    values: Floats,
-    at_node: Ints,
-    is_home: Ints,
-    layers: Ints,
-    total: Floats,
-    limits: tuple[int, int],
+    replicas: tuple[Ints, Floats, Ints, Ints], layers: Ints, total: Floats, gpus_a_node: int, max_outside: int
 ) -> Bools:
-    gpus_a_node, max_outside = limits
+    """One swap in each of ``layers`` [n]; which had one [n]. ``replicas``: experts, loads, nodes (changed) and home nodes."""
+    experts, values, at_node, is_home = replicas
     row = numbers(layers.size)
     heavy, light = total.argmax(axis=1), total.argmin(axis=1)
     where, homes = at_node[layers], is_home[layers]

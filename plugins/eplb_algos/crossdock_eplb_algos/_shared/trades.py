@@ -18,6 +18,19 @@ _LEAST_GAIN = 1e-5
 _MOST_TRIALS = 8
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Plan:
+    """A packing that is being improved, with what it is for; the arrays are changed in place."""
+
+    packing: Packing
+    load: Floats
+    """[L, E]."""
+    counts: Ints
+    """[L, E] replicas in the packing."""
+    target: Floats
+    """[L] load of a GPU above which it is crowded."""
+
+
 @attrs.frozen(kw_only=True)
 class TradeEffort:
     """How hard to look for trades."""
@@ -32,8 +45,9 @@ class TradeEffort:
     """Exchange rounds after a trade."""
 
 
-def trade_rounds(packing: Packing, load: Floats, counts: Ints, target: Floats, effort: TradeEffort) -> None:
-    """Change ``packing`` and ``counts`` [L, E] in place while trades lower a layer's fullest GPU towards ``target`` [L]."""
+def trade_rounds(plan: Plan, effort: TradeEffort) -> None:
+    """Change the plan in place while trades lower a layer's fullest GPU towards its target."""
+    packing, load, counts, target = plan.packing, plan.load, plan.counts, plan.target
     num_gpus, num_slots = packing.experts.shape[1:]
     layers = numbers(len(load))
     peak = packing.max_load()
@@ -42,7 +56,7 @@ def trade_rounds(packing: Packing, load: Floats, counts: Ints, target: Floats, e
         if not layers.size:
             return
         trials = min(_MOST_TRIALS, max(2, effort.trial_cells // (layers.size * num_gpus * num_slots)))
-        trades = _promising_trades(packing, load, counts, target, layers, (effort.donors, trials))
+        trades = _promising_trades(plan, layers, effort.donors, trials)
         if not trades.row.size:
             return
         trial_layers = layers[trades.row]
@@ -90,11 +104,9 @@ class _Candidates:
     """[n, R, D] squared overload of all GPUs right after the trade; infinite where it is impossible."""
 
 
-def _candidates(
-    packing: Packing, load: Floats, counts: Ints, target: Floats, layers: Ints, num_donors: int
-) -> _Candidates:
-    experts, gpu_load = packing.experts[layers], packing.loads[layers].sum(axis=2)
-    load, counts = load[layers], counts[layers]
+def _candidates(plan: Plan, layers: Ints, num_donors: int) -> _Candidates:
+    experts, gpu_load = plan.packing.experts[layers], plan.packing.loads[layers].sum(axis=2)
+    load, counts = plan.load[layers], plan.counts[layers]
     row, num_gpus = layer_index(layers.size), experts.shape[1]
     receivers = experts[row[:, 0], gpu_load.argmax(axis=1)]
     less = np.where(counts > 1, load / np.maximum(counts - 1, 1), np.inf)
@@ -109,7 +121,7 @@ def _candidates(
     # [n, R, D, G]; the rewritten slot is on the lightest GPU that has the donor and lacks the receiver.
     open_gpu = has_donor[:, None] & ~has_receiver[:, :, None]
     gpu = np.where(open_gpu, gpu_load[:, None, None], np.inf).argmin(axis=3)
-    base = gpu_load - target[layers][:, None]
+    base = gpu_load - plan.target[layers][:, None]
     after = (base[:, None] - has_receiver * drop[..., None])[:, :, None] + (has_donor * rise[..., None])[:, None]
     grid = np.ogrid[: layers.size, : receivers.shape[1], : donors.shape[1]]
     after[grid[0], grid[1], grid[2], gpu] += share[:, :, None] - (donor_share + rise)[:, None]
@@ -120,12 +132,9 @@ def _candidates(
     return _Candidates(receivers=receivers, donors=donors, gpu=gpu, cost=cost)
 
 
-def _promising_trades(
-    packing: Packing, load: Floats, counts: Ints, target: Floats, layers: Ints, donors_and_trials: tuple[int, int]
-) -> Trades:
+def _promising_trades(plan: Plan, layers: Ints, num_donors: int, num_trials: int) -> Trades:
     """The trades, so many a layer, with the least squared overload of all GPUs right after the trade."""
-    num_donors, num_trials = donors_and_trials
-    found = _candidates(packing, load, counts, target, layers, num_donors)
+    found = _candidates(plan, layers, num_donors)
     flat = found.cost.reshape(layers.size, -1)
     best = rising(flat)[:, :num_trials]
     n, k = np.nonzero(np.isfinite(flat[layer_index(layers.size), best]))
@@ -135,22 +144,13 @@ def _promising_trades(
     )
 
 
-def best_trades(
-    packing: Packing,
-    load: Floats,
-    counts: Ints,
-    target: Floats,
-    home: Bools,
-    layers: Ints,
-    left: Floats,
-    num_donors: int,
-) -> tuple[Trades, Floats, Ints]:
+def best_trades(plan: Plan, home: Bools, layers: Ints, left: Floats, num_donors: int) -> tuple[Trades, Floats, Ints]:
     """For each of ``layers`` [n] the trade with the largest fall of overload a move.
 
     ``home`` [L, G, E] says which weights cost no move, ``left`` [n] how many moves a layer has left. Returns the trades, the
     squared overload after each [n] (infinite where there is none) and their moves [n].
     """
-    found = _candidates(packing, load, counts, target, layers, num_donors)
+    found = _candidates(plan, layers, num_donors)
     where = layers[:, None, None]
     gets = ~home[where, found.gpu, found.receivers[:, :, None]]
     loses = ~home[where, found.gpu, found.donors[:, None]]

@@ -81,7 +81,8 @@ class CrossdockPlanner:
         old = start.reshape(packing.experts.shape)
         if limit is None:
             layers = np.flatnonzero(packing.max_load() > reach * (1 + _FAR * options.slack) + 1e-9 * mean)
-            _replan(packing, fresh, old, layers, mean, options.move_price, num_experts)
+            if layers.size:
+                _replan(packing, fresh, old, layers, options.move_price * mean[layers])
         return keep_slots(old, packing.experts).reshape(num_layers, -1)
 
     def _on_nodes(self, problem: Problem) -> Ints:
@@ -103,16 +104,12 @@ class CrossdockPlanner:
         return slots
 
 
-def _replan(
-    packing: Packing, fresh: Packing, old: Ints, layers: Ints, mean: Floats, price: float, num_experts: int
-) -> None:
-    """Take the fresh plan for these layers where balance and moves together are better, in place."""
-    if not layers.size:
-        return
+def _replan(packing: Packing, fresh: Packing, old: Ints, layers: Ints, price: Floats) -> None:
+    """Take the fresh plan for these layers where fullest GPU plus ``price`` [n] a move is less, in place."""
+    num_experts = int(old.max()) + 1
     renamed = relabelled(old[layers], fresh.rows(layers), num_experts)
     costs = [
-        state.max_load() / np.maximum(mean[layers], 1e-30)
-        + price * moved_replicas(old[layers], state.experts, num_experts)
+        state.max_load() + price * moved_replicas(old[layers], state.experts, num_experts)
         for state in (renamed, packing.rows(layers))
     ]
     better = np.flatnonzero(costs[0] < costs[1])
