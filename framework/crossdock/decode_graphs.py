@@ -1,7 +1,7 @@
 """Decode steps as device graphs: one captured forward pass a bucket, replayed by every replica, idle ones too (DESIGN section 5).
 
-A bucket's tensors keep their addresses; a replay copies the batch into them. The device is told by ``DispatchStep.live_rows`` which rows
-carry a token, so that nothing inside depends on counts of the host.
+A bucket's tensors keep their addresses; a replay copies the batch into them. The device is told by ``DispatchStep.padded_rows`` which rows
+carry no token, so that nothing inside depends on counts of the host.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Bucket:
     """Static tensors of one size, and the pass over them."""
 
     batch: ForwardBatch
-    live_rows: torch.Tensor
+    padded_rows: torch.Tensor
     buffers: Any
     replay: Callable[[], None]
     logits: torch.Tensor
@@ -100,7 +100,7 @@ class DecodeGraphs:
             (bucket.batch.kv_slots, batch.kv_slots),
         ):
             static.copy_(live)
-        bucket.live_rows.copy_(live_mask(self.dispatch_rows, plan, self.sizes, self.place))
+        bucket.padded_rows.copy_(~live_mask(self.dispatch_rows, plan, self.sizes, self.place).unsqueeze(1))
         bucket.replay()
         # Decode: one row a sequence, live rows first, so the logit rows are the first ones.
         return bucket.logits[: batch.logit_rows.shape[0]]
@@ -108,18 +108,17 @@ class DecodeGraphs:
     def _capture(self, rows: int) -> _Bucket:
         plan = self._plan(rows)
         batch = self._batch(rows, plan)
-        live_rows = torch.zeros(
-            rows_in(self.dispatch_rows, plan, self.sizes, self.place), dtype=torch.bool, device=self.device
-        )
+        num_rows = rows_in(self.dispatch_rows, plan, self.sizes, self.place)
+        padded_rows = torch.ones(num_rows, 1, dtype=torch.bool, device=self.device)
         columns = -(-self.max_sequence_tokens // self.page_tokens)
         buffers = self.attention.allocate_buffers(rows, columns)
         context = ForwardContext(
             batch=batch,
             attn_metadata=self.attention.plan(batch, buffers),
-            dispatch_step=attrs.evolve(dispatch_step(plan, self.dispatch_rows, self.sizes), live_rows=live_rows),
+            dispatch_step=attrs.evolve(dispatch_step(plan, self.dispatch_rows, self.sizes), padded_rows=padded_rows),
         )
         replay, logits = self.capturer.capture(lambda: self.executor.run([context])[0])
-        return _Bucket(batch=batch, live_rows=live_rows, buffers=buffers, replay=replay, logits=logits)
+        return _Bucket(batch=batch, padded_rows=padded_rows, buffers=buffers, replay=replay, logits=logits)
 
     def _plan(self, rows: int) -> StepPlan:
         return StepPlan(

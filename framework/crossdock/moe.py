@@ -64,6 +64,8 @@ class MoeBlock:
         self._sizes = sizes
         self._place = place
         self._input_rows = parts.dispatcher.capabilities.input_rows
+        # A picker that weighs this step's rows must not see padding; for others one mask, after the pick, is enough.
+        self._counts_rows = parts.picker.capabilities.collective_per_layer or parts.picker.capabilities.needs_load
 
     def route(self, ctx: ForwardContext, hidden: Rows) -> RoutedTokens:
         """Router, replica pick, padding to -1, counters. Runs with zero rows too: a picker may hold a collective."""
@@ -75,16 +77,16 @@ class MoeBlock:
         picker = self._parts.picker
         logits, bias = picker.transform_router(self._router.logits(hidden.value), self._router.bias)
         ids, weights = self._router.select(logits, bias)
-        ids = self._without_padding(ctx, ids)
+        if self._counts_rows:
+            ids = self._without_padding(ctx, ids)
         ids = self._without_padding(ctx, picker.pick(self._layer_row, ids, ids.shape[0]))
         self._parts.recorder.record(self._layer_row, ids)
         return RoutedTokens(topk_ids=ids, topk_weights=weights)
 
     def _without_padding(self, ctx: ForwardContext, ids: torch.Tensor) -> torch.Tensor:
         """``ids`` with -1 in rows that carry no token; a captured step reads them from the device."""
-        live = ctx.dispatch_step.live_rows
-        if live is not None:
-            return ids.masked_fill(~live.unsqueeze(1), -1)
+        if ctx.dispatch_step.padded_rows is not None:
+            return ids.masked_fill_(ctx.dispatch_step.padded_rows, -1)
         for start, stop in padded_rows(self._input_rows, ctx.batch, self._sizes, self._place):
             ids[start:stop] = -1
         return ids

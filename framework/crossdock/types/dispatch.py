@@ -113,8 +113,8 @@ class DispatchStep:
     bucket: int | None = None
     capacity: int | None = None
     epoch: int = 0
-    live_rows: torch.Tensor | None = None
-    """[rows] bool on the device, in the layout that the dispatcher takes: rows that carry a token. Given in captured steps, whose
+    padded_rows: torch.Tensor | None = None
+    """[rows, 1] bool on the device, in the layout that the dispatcher takes: rows that carry no token. Given in captured steps, whose
     counts change between replays; None where the host's counts say it."""
     active_ranks: torch.Tensor | None = None
     """int32 [moe_ep_size], 1 alive; None when every rank must be alive."""

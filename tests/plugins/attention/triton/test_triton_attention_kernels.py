@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 
 import pytest
 import torch
+from crossdock.errors import MisuseError
 from crossdock_attention.attention.triton.kernels.paged_decode import choose_splits, paged_decode
 from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
 from crossdock_attention.attention.triton.kernels.prefill import prefill, query_blocks
 from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
+from crossdock_attention.attention.triton.kernels.store_rows import store_rows
+from crossdock_attention.attention.triton.kernels.store_rows_torch import store_rows_torch
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `interpreter`)"
@@ -112,3 +116,30 @@ def test_splits_fill_the_device_without_cutting_below_a_block() -> None:
     assert choose_splits(256, 4, 10_000, 64) == 1
     assert choose_splits(1, 4, 65, 64) == 2
     assert choose_splits(1, 4, 1, 64) == 1
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("dims", [(3, 8, 5), (40,)])
+def test_rows_are_stored_at_their_slots_whatever_their_stride(rows: int, dims: tuple[int, ...]) -> None:
+    """Keys and values as a GQA layer hands them over (slices of one product), and the latent row of MLA."""
+    generator = torch.Generator().manual_seed(rows)
+    shapes = [(dims[0], dims[1]), (dims[0], dims[2])] if len(dims) == 3 else [dims]
+    got = [torch.zeros(4, PAGE_TOKENS, *shape, device=DEVICE, dtype=DTYPE) for shape in shapes]
+    want = [pool.clone() for pool in got]
+    width = sum(math.prod(shape) for shape in shapes)
+    packed = torch.randn(rows, width + 3, generator=generator).to(DEVICE, DTYPE)[:, :width]
+    values = [
+        part.unflatten(1, shape)
+        for part, shape in zip(packed.split([math.prod(shape) for shape in shapes], 1), shapes, strict=True)
+    ]
+    slots = torch.randperm(4 * PAGE_TOKENS, generator=generator)[:rows].to(DEVICE)
+    store_rows(slots, values, got)
+    store_rows_torch(slots, values, want)
+    for mine, theirs in zip(got, want, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_rows_of_another_size_are_not_stored() -> None:
+    pool = torch.zeros(2, PAGE_TOKENS, 3, device=DEVICE, dtype=DTYPE)
+    with pytest.raises(MisuseError, match="do not fit pools"):
+        store_rows(torch.zeros(1, dtype=torch.int64, device=DEVICE), (pool[0, :1, :2],), (pool,))

@@ -15,6 +15,7 @@ from crossdock_attention.attention.triton.kernels.paged_decode import (
     paged_decode,
 )
 from crossdock_attention.attention.triton.kernels.prefill import prefill
+from crossdock_attention.attention.triton.kernels.store_rows import store_rows
 from crossdock_attention.attention.triton.mla import expand_contexts, latent_queries, values_of
 from crossdock_attention.attention.triton.plan import DecodeBuffers, PrefillRows, TritonPlan, fill_buffers, make_plan
 
@@ -61,9 +62,7 @@ class TritonAttention:
     ) -> torch.Tensor:
         """As the protocol says."""
         plan = cast("TritonPlan", metadata.data)
-        for pool, rows in zip(layer.cache, (k, v), strict=False):
-            if rows is not None:
-                pool.flatten(0, 1).index_copy_(0, metadata.batch.kv_slots, rows.view(rows.shape[0], *pool.shape[2:]))
+        store_rows(metadata.batch.kv_slots, (k,) if v is None else (k, v), layer.cache)
         if plan.prefill is None and plan.decode is not None and plan.decode.rows is None:
             return self._decode(q, layer, plan)
         value_dim = layer.kv.v_head_dim if layer.w_uv is None else layer.w_uv.shape[2]
