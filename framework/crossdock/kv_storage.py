@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -91,8 +94,7 @@ class KvStorage:
     def __init__(self, kv: KvSpec, plan: KvPlan, *, dtype: torch.dtype, device: torch.device) -> None:
         self.plan = plan
         self.caches: tuple[tuple[torch.Tensor, ...], ...] = tuple(
-            tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in pool_shapes(kv, plan))
-            for _ in range(plan.num_layers)
+            tuple(_zeros(shape, dtype, device) for shape in pool_shapes(kv, plan)) for _ in range(plan.num_layers)
         )
 
     def export_blocks(self, pages: Sequence[int]) -> KvBlocks:
@@ -110,3 +112,15 @@ class KvStorage:
                         f"blocks of shape {tuple(content.shape)} cannot go into {len(pages)} pages of {tuple(pool.shape[1:])}"
                     )
                 pool[index] = content.to(pool)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. On the CPU they take no memory before they are written: ``torch.zeros`` would write, and so hold, the whole pool at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(
+            mmap.MADV_HUGEPAGE
+        )  # reading long contexts from large pages is faster; not every kernel has them
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

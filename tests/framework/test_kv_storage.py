@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 from crossdock.errors import ConfigValueError, MisuseError
@@ -50,3 +51,17 @@ def test_blocks_of_another_form_are_misuse() -> None:
     other = KvStorage(GQA, shallow, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(MisuseError, match="blocks of 2 layers"):
         other.import_blocks(storage.export_blocks([1]), [1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pool_on_the_cpu_is_zero_and_takes_memory_only_where_it_is_written(dtype: torch.dtype) -> None:
+    plan = plan_kv_cache(GQA, num_layers=2, tokens=400_000, page_tokens=16, itemsize=dtype.itemsize)
+    before = psutil.Process().memory_info().rss
+    storage = KvStorage(GQA, plan, dtype=dtype, device=torch.device("cpu"))
+    for layer in storage.caches:
+        for pool in layer:
+            assert pool.dtype is dtype
+            pool[1] = 1.0
+            assert pool[1].sum() == pool[1].numel()
+            assert not pool[2].any()
+    assert psutil.Process().memory_info().rss - before < plan.total_bytes / 4
