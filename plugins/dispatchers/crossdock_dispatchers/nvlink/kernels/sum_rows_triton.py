@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Triton kernel that sends expert outputs home and sums them there, in rank order.
 
 Each program handles the same rows on every rank, in chunks: it puts chunk c for its peers while the peers' chunk c - 1 is on

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Triton kernels of paged decode: one query row a sequence, the context cut into splits that are merged afterwards.
 
 Flash-decoding: each program keeps a running maximum, a running sum and an unnormalised result over its split of the context. The

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Triton kernel of prefill: blocks of query rows of one sequence against its context, paged or packed.
 
 Flash attention with a running softmax. Blocks are (sequence, first row) pairs worked out on the host once a batch; a program takes

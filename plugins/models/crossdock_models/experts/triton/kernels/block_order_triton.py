@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Triton kernels that order (row, choice) pairs by expert, each expert's run padded to whole blocks of rows.
 
 A program handles one expert and one segment of the pairs. From the counts of every segment it knows where its part of the run starts,

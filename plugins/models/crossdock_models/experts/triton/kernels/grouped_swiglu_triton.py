@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Triton kernels of the two grouped products: gate and up with SwiGLU, and down with the routing weight.
 
 A block of rows belongs to one expert (``block_order``). Programs of the same column tile run next to one another over the blocks of
