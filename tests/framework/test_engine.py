@@ -13,8 +13,9 @@ from crossdock.config import Config, RecorderConfig
 from crossdock.config_rules import parallel_sizes
 from crossdock.engine import RankEngine
 from crossdock.engine_build import build_engine
-from crossdock.errors import RankLost
+from crossdock.errors import AgreementError, RankLost
 from crossdock.offline import generate, new_tokens
+from crossdock.offline_link import OfflineLink
 from crossdock.rank_plan import plan_rank
 from crossdock.testing.fake_frontend import FakeFrontend, cpu_share
 from crossdock.testing.paper_engine import request
@@ -271,3 +272,18 @@ def test_a_rank_that_does_not_come_ends_the_wait_with_its_name(folder: Path) -> 
         pass
     held.set()
     assert "step 0: replica 1 (rank 1, never seen) did not arrive" in str(failure.value.__cause__)
+
+
+def test_ranks_that_were_started_differently_all_stop_before_weights_are_loaded(folder: Path) -> None:
+    config = running(folder).config
+    other = attrs.evolve(config, padding=attrs.evolve(config.padding, name="sum_len"))
+
+    def build(context: RankContext) -> str:
+        plan = plan_rank(other if context.rank == 1 else config, context.rank)
+        with pytest.raises(AgreementError) as error, build_engine(plan, context.comms_of(plan.sizes), OfflineLink()):
+            pass
+        return str(error.value)
+
+    for sentence in OneProcessWorld(parallel_sizes(config.parallel)).run(build):
+        assert "ranks do not agree on padding." in sentence
+        assert "rank 1 found" in sentence

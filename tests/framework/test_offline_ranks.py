@@ -26,6 +26,8 @@ LAYOUTS = {
     4: [(4, 1, 4, 1), (2, 2, 4, 1), (2, 2, 2, 2), (1, 4, 4, 1)],
 }
 """(attn_dp, attn_tp, moe_ep, moe_tp) by number of ranks."""
+FAMILIES = {2: "qwen3_moe", 4: "deepseek_v3"}
+"""By number of ranks; the matrix of plugin choices has the other combinations."""
 CASES = [
     (ranks, layout, dispatcher, padding)
     for ranks, layouts in LAYOUTS.items()
@@ -36,9 +38,10 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_model(tmp_path_factory.mktemp("model"), request.param)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The model of each number of ranks."""
+    return {ranks: write_random_model(tmp_path_factory.mktemp("model"), family) for ranks, family in FAMILIES.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -58,13 +61,14 @@ def spread_config(folder: Path, ranks: int, layout: tuple[int, int, int, int], d
 
 @pytest.mark.parametrize(("ranks", "layout", "dispatcher", "padding"), CASES)
 def test_logits_on_many_ranks_are_those_of_one_process(
-    folder: Path,
+    folders: dict[int, Path],
     rank_pool: Callable[[int], RankPool],
     ranks: int,
     layout: tuple[int, int, int, int],
     dispatcher: str,
     padding: str,
 ) -> None:
+    folder = folders[ranks]
     config = spread_config(folder, ranks, layout, dispatcher, padding)
     for prompts in (UNEVEN, ONE):
         expected = logits(folder, prompts, random_model_config(folder))
@@ -78,8 +82,9 @@ def test_logits_on_many_ranks_are_those_of_one_process(
 
 @pytest.mark.parametrize("layout", [(2, 1, 2, 1), (1, 2, 2, 1)])
 def test_seeded_and_greedy_tokens_do_not_depend_on_ranks_or_replicas(
-    folder: Path, rank_pool: Callable[[int], RankPool], layout: tuple[int, int, int, int]
+    folders: dict[int, Path], rank_pool: Callable[[int], RankPool], layout: tuple[int, int, int, int]
 ) -> None:
+    folder = folders[2]
     greedy = SamplingParams(max_new_tokens=6, temperature=0.0)
     seeded = SamplingParams(max_new_tokens=6, temperature=1.0, seed=11)
     sampling = [seeded, greedy, greedy, seeded, seeded]
@@ -94,8 +99,9 @@ def test_seeded_and_greedy_tokens_do_not_depend_on_ranks_or_replicas(
 
 
 def test_attention_tp_peers_follow_prompt_chunks_and_preemptions(
-    folder: Path, rank_pool: Callable[[int], RankPool]
+    folders: dict[int, Path], rank_pool: Callable[[int], RankPool]
 ) -> None:
+    folder = folders[2]
     greedy = SamplingParams(max_new_tokens=8, temperature=0.0)
     expected = [new_tokens(outputs) for outputs in generate(folder, UNEVEN, greedy, random_model_config(folder))]
     config = spread_config(folder, 2, (1, 2, 2, 1), "alltoallv", "cost")
