@@ -68,9 +68,11 @@ def config_differences(first: Config, second: Config) -> tuple[str, ...]:
 
 
 def unused_points(config: Config) -> frozenset[str]:
-    """Points whose plugin this config never loads: planner and policy while nothing is rebalanced."""
+    """Points whose plugin this config never loads: the policy while nothing is rebalanced, and the planner when the start is trivial, too."""
     if config.eplb.enabled:
         return frozenset()
+    if config.eplb.init_location != "trivial":
+        return frozenset({"rebalance_policy"})
     return frozenset({"eplb_algo", "rebalance_policy"})
 
 
