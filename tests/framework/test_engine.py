@@ -100,9 +100,12 @@ def test_a_request_on_one_replica_is_served_while_the_other_runs_idle_batches(fo
     assert sum(counts[0].values()) == 6
 
 
+@pytest.mark.parametrize("is_dense", [False, True])
 def test_seven_requests_here_and_three_there_all_finish_then_everybody_parks_without_using_the_cpu(
-    folder: Path,
+    folder: Path, tmp_path: Path, is_dense: bool
 ) -> None:
+    if is_dense:
+        folder = write_random_model(tmp_path, num_hidden_layers=2, mlp_only_layers=[0, 1])
     prompts = {f"a{n}": [n + 1] * (n + 1) for n in range(7)} | {f"b{n}": [n + 20, 3] for n in range(3)}
     with running(folder, max_running_requests=4, max_step_tokens=8, chunk_tokens=4) as engine:
         for rid, prompt in prompts.items():
