@@ -1,3 +1,5 @@
+# Launch options (num_warps, ...) are no parameters of the kernel.
+# pyright: reportCallIssue=false
 """``topk_routing`` in one launch, for rules without groups."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# Launch options (num_warps, ...) are no parameters of the kernel.
+# pyright: reportCallIssue=false
 """``put_rows``: token rows to the ranks that hold their experts, one launch, no layout pass and no exchange of counts."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# Launch options (num_warps, ...) are no parameters of the kernel.
+# pyright: reportCallIssue=false
 """``paged_decode``: one query row a sequence over the paged cache, two launches, nothing read from the host."""
 
 from __future__ import annotations

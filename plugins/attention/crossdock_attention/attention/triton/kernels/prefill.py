@@ -1,3 +1,5 @@
+# Launch options (num_warps, ...) are no parameters of the kernel.
+# pyright: reportCallIssue=false
 """``prefill``: rows of sequences with several query rows against their contexts."""
 
 from __future__ import annotations

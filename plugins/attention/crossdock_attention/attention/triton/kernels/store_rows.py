@@ -1,3 +1,5 @@
+# Launch options (num_warps, ...) are no parameters of the kernel.
+# pyright: reportCallIssue=false
 """``store_rows``: this step's keys and values into the paged cache, one launch."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# Launch options (num_warps, ...) are no parameters of the kernel.
+# pyright: reportCallIssue=false
 """``block_order``: which (row, choice) pairs each block of a grouped product works on, found on the device."""
 
 from __future__ import annotations
