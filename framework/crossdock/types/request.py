@@ -38,6 +38,7 @@ class EngineRequest:
     sampling: SamplingParams
     is_health_check: bool = False
     priority: int = 0
+    """Smaller goes first; equal ones in order of arrival."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +49,7 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     rank: int = 0
+    """How many tokens were more likely; 0 is the best."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,6 +58,7 @@ class EngineOutput:
 
     rid: str
     token_ids: tuple[int, ...]
+    """With ``stop`` the last one is the end token."""
     finish_reason: str | None = None
     """``stop``, ``length``, ``abort``, ``error``; None while running."""
     error: str | None = None
