@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from crossdock.ops.norms_cpu import add_rms_norm_cpu, takes
 from crossdock.ops.rms_norm import rms_norm
+from crossdock.ops.tile_size import block_of
 
 
 def add_rms_norm(
@@ -25,6 +27,8 @@ def add_rms_norm(
         raise ValueError(
             f"add_rms_norm: residual {tuple(residual.shape)}, update {tuple(update.shape)} and weight {tuple(weight.shape)} do not fit"
         )
+    if residual.dim() == 2 and takes(residual, update, weight):
+        return add_rms_norm_cpu(residual, update, weight, eps)
     if not residual.is_cuda:
         total = residual + update
         return total, rms_norm(total, weight, eps)
@@ -40,12 +44,10 @@ def add_rms_norm_fused(
     if residual.shape[0] == 0:
         return total, normed
     # Imported at the first call: CPU installations have no triton.
-    import triton
-
     from crossdock.ops.add_rms_norm_triton import add_rms_norm_kernel
 
     num_rows, hidden_size = residual.shape
-    block = triton.next_power_of_2(hidden_size)
+    block = block_of(hidden_size)
     add_rms_norm_kernel[(num_rows,)](
         residual, update, weight, total, normed, hidden_size, eps, block=block, num_warps=8 if block >= 2048 else 4
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from crossdock.ops.norms_cpu import norm_rotate_cpu, takes
 from crossdock.ops.rms_norm import rms_norm
 from crossdock.ops.rope import rotate_pairs
+from crossdock.ops.tile_size import block_of
 
 
 def norm_rotate(rows: torch.Tensor, weight: torch.Tensor | None, eps: float, rotation: torch.Tensor) -> torch.Tensor:
@@ -23,11 +25,15 @@ def norm_rotate(rows: torch.Tensor, weight: torch.Tensor | None, eps: float, rot
     Raises:
         ValueError: the dimensions do not fit.
     """
+    fits = rows.shape[-1] == 2 * rotation.shape[-1] and rows.shape[0] == rotation.shape[0]
+    whole = rotation.is_contiguous() and (weight is None or weight.is_contiguous())
+    if fits and whole and takes(rows, weight):
+        return norm_rotate_cpu(rows, weight, eps, rotation)
     if not rows.is_cuda:
         if weight is not None:
             rows = rms_norm(rows, None, eps).mul_(weight)
         return rotate_pairs(rows, rotation)
-    if rows.shape[-1] != 2 * rotation.shape[-1] or rows.shape[0] != rotation.shape[0]:
+    if not fits:
         raise ValueError(f"norm_rotate: rows {tuple(rows.shape)} and rotation {tuple(rotation.shape)} do not fit")
     return norm_rotate_fused(rows, weight, eps, rotation)
 
@@ -41,8 +47,6 @@ def norm_rotate_fused(
     if num_rows == 0:
         return out
     # Imported at the first call: CPU installations have no triton.
-    import triton
-
     from crossdock.ops.norm_rotate_triton import norm_rotate_kernel
 
     half = dim // 2
@@ -56,7 +60,7 @@ def norm_rotate_fused(
         rows.stride(1),
         heads=heads,
         half=half,
-        half_block=triton.next_power_of_2(half),
+        half_block=block_of(half),
         has_norm=weight is not None,
         num_warps=1,
     )

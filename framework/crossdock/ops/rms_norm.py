@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from crossdock.ops.norms_cpu import rms_norm_cpu, takes
 from crossdock.ops.rms_norm_torch import rms_norm_torch
 
 
@@ -22,4 +23,6 @@ def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor | None, eps: floa
     """
     if weight is not None and weight.shape != hidden_states.shape[-1:]:
         raise ValueError(f"rms_norm: weight {tuple(weight.shape)} does not fit rows of {hidden_states.shape[-1]}")
+    if hidden_states.dim() == 2 and takes(hidden_states, weight):
+        return rms_norm_cpu(hidden_states, weight, eps)
     return rms_norm_torch(hidden_states, weight, eps)
