@@ -1,0 +1,111 @@
+"""Transfers beside the step: bytes arrive, failures are told, what is given up is dropped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from crossdock.eplb.transfer import Arriving, GlooCarrier, LocalCarrier, Outgoing, SliceTransfer, TransferTicket
+from crossdock.testing.world import RankContext, RankPool
+
+Pool = Callable[[int], RankPool]
+PATIENCE_S = 20.0
+
+
+def carried(ticket: TransferTicket) -> None:
+    assert ticket.finished.wait(PATIENCE_S), "the transfer does not end"
+
+
+def all_to_all_parts(context: RankContext, sizes: list[int]) -> list[list[int]]:
+    """Every rank sends each other one part of each size, all in one slice, and copies within itself."""
+    members = tuple(range(context.size))
+    carrier = GlooCarrier(members, [members], timeout_s=30.0)
+    found: dict[tuple[int, int], list[int]] = {}
+    sends, receives = [], []
+    for other in members:
+        for tag, size in enumerate(sizes):
+            if other == context.rank:
+                continue
+            data = torch.full((size,), 10 * context.rank + tag, dtype=torch.uint8)
+            sends.append(Outgoing(rank=other, tag=tag, read=lambda data=data: data))
+
+            def write(buffer: torch.Tensor, key: tuple[int, int] = (other, tag)) -> None:
+                found[key] = [int(buffer[0]), buffer.shape[0]]
+
+            receives.append(Arriving(rank=other, tag=tag, num_bytes=size, write=write))
+    copied = threading.Event()
+    for _ in range(2):
+        ticket = carrier.submit(SliceTransfer(sends=sends, receives=receives, copies=[copied.set]))
+        carried(ticket)
+        assert ticket.error is None
+    carrier.close()
+    assert copied.is_set()
+    return [found[key] for key in sorted(found)]
+
+
+def test_parts_of_all_ranks_cross_in_one_slice(rank_pool: Pool) -> None:
+    sizes = [1, 100, 70_000]
+    for rank, found in enumerate(rank_pool(4).run(all_to_all_parts, sizes)):
+        others = [other for other in range(4) if other != rank]
+        assert found == [[10 * other + tag, size] for other in others for tag, size in enumerate(sizes)]
+
+
+def fail_then_renew(context: RankContext) -> tuple[str, str, int]:
+    """Rank 1 cannot read what it should send: its slice and the next one fail; after a renewal bytes cross again."""
+    members = tuple(range(context.size))
+    carrier = GlooCarrier(members, [members], timeout_s=30.0)
+    arrived: list[int] = []
+
+    def broken() -> torch.Tensor:
+        raise OSError("no such expert")
+
+    def exchange(read: Callable[[], torch.Tensor]) -> TransferTicket:
+        other = 1 - context.rank
+        receive = Arriving(rank=other, tag=0, num_bytes=3, write=lambda buffer: arrived.append(int(buffer[0])))
+        return carrier.submit(SliceTransfer(sends=[Outgoing(rank=other, tag=0, read=read)], receives=[receive]))
+
+    def whole() -> torch.Tensor:
+        return torch.full((3,), 5 + context.rank, dtype=torch.uint8)
+
+    first, second = exchange(broken if context.rank == 1 else whole), exchange(whole)
+    if context.rank == 1:
+        carried(first)
+        carried(second)
+    first.give_up()
+    second.give_up()
+    carrier.renew()
+    third = exchange(whole)
+    carried(third)
+    carrier.close()
+    assert third.error is None
+    return str(first.error), str(second.error), arrived[-1]
+
+
+def test_after_a_failure_the_next_slices_fail_and_a_renewed_carrier_works(rank_pool: Pool) -> None:
+    healthy, failed = rank_pool(2).run(fail_then_renew)
+    assert failed[:2] == ("no such expert", "an earlier transfer failed: no such expert")
+    assert (healthy[2], failed[2]) == (6, 5)
+
+
+def test_what_was_given_up_is_not_written() -> None:
+    written: list[int] = []
+    arriving = Arriving(rank=0, tag=0, num_bytes=1, write=lambda buffer: written.append(1))
+    ticket = TransferTicket(SliceTransfer(receives=[arriving], copies=[lambda: written.append(2)]))
+    ticket.give_up()
+    ticket.write([torch.zeros(1, dtype=torch.uint8)])
+    assert written == []
+
+
+def test_a_group_of_one_copies_at_once_and_tells_errors_in_the_ticket() -> None:
+    copied: list[int] = []
+    ticket = LocalCarrier().submit(SliceTransfer(copies=[lambda: copied.append(1)]))
+    assert ticket.is_done
+    assert copied == [1]
+
+    def broken() -> None:
+        raise OSError("full")
+
+    ticket = LocalCarrier().submit(SliceTransfer(copies=[broken]))
+    assert ticket.is_done
+    assert str(ticket.error) == "full"
