@@ -1,0 +1,30 @@
+"""Keeping freed memory is safe to ask for, and works where there is a glibc."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+CODE = """
+import resource, torch
+from crossdock.host_memory import keep_freed_memory
+assert keep_freed_memory() is {expected}
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def work():
+    for _ in range(20):
+        torch.zeros(4 << 20)
+work()
+before = faults()
+work()
+print(faults() - before)
+"""
+
+
+def test_a_freed_block_is_used_again_without_page_faults() -> None:
+    expected = platform.libc_ver()[0] == "glibc"
+    code = CODE.format(expected=expected)
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    if expected:
+        assert int(output) < 2000, "20 blocks of 16 MiB mapped afresh would take 4096 faults each"
