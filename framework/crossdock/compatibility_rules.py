@@ -34,6 +34,7 @@ class Candidate:
     limits: RowLimits
     survive_dead_rank: bool = False
     recorder_is_on: bool = False
+    launcher: str = "local"
 
 
 @attrs.frozen(kw_only=True)
@@ -67,6 +68,22 @@ def refused_widths(candidate: Candidate) -> list[Finding]:
                 f"moe_dp_size = {sizes.moe_dp_size} is not run; set parallel.moe_dp_size = 1 and give the ranks to moe_ep_size",
             )
         )
+    return found
+
+
+def launchers(candidate: Candidate) -> list[Finding]:
+    """``ray`` is a name without code yet; torchrun's agent stops all ranks when one dies."""
+    found: list[Finding] = []
+    if candidate.launcher == "ray":
+        found.append(
+            _finding(
+                "launcher_not_available",
+                'launcher "ray" is not available yet; set launch.launcher = "local" or "torchrun"',
+            )
+        )
+    if candidate.launcher == "torchrun" and candidate.survive_dead_rank:
+        sentence = 'torchrun\'s agent stops all ranks when one dies; set launch.on_dead_rank = "stop_all"'
+        found.append(_finding("dead_rank_not_survived", sentence))
     return found
 
 
@@ -201,6 +218,7 @@ def attention_kind(candidate: Candidate) -> list[Finding]:
 
 RULES: tuple[Callable[[Candidate], list[Finding]], ...] = (
     refused_widths,
+    launchers,
     device_and_dtype,
     dispatcher_layout,
     capacity,

@@ -186,6 +186,7 @@ def make_candidate(config: Config, env: Environment, parts: Mapping[str, Part]) 
         ),
         survive_dead_rank=config.launch.on_dead_rank == "survive",
         recorder_is_on=config.recorder.mode != "off",
+        launcher=config.launch.launcher,
         **capabilities,
     )
 

@@ -105,6 +105,11 @@ def test_a_selection_that_fits_has_no_finding() -> None:
         ({"model": {"strategies": frozenset({"other"})}}, "strategy_not_supported"),
         ({"attention": {"kinds": frozenset({"mla"})}}, "attention_kind_not_supported"),
         ({"survive_dead_rank": True}, "dead_rank_not_survived"),
+        (
+            {"launcher": "torchrun", "dispatcher": {"survives_dead_rank": True}, "survive_dead_rank": True},
+            "dead_rank_not_survived",
+        ),
+        ({"launcher": "ray"}, "launcher_not_available"),
         ({"env": {"graph_capture": True}}, "graph_not_supported"),
     ],
 )

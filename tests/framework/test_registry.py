@@ -276,3 +276,41 @@ def test_forked_and_spawned_processes_load_the_same_plugins_in_the_same_order(tm
     everything = json.loads(ran.stdout)
     assert len(everything) == 5
     assert all(found == everything[0] for found in everything)
+
+
+@pytest.mark.parametrize("order", ["wrapper first", "wrapper last", "wrapper in the middle"])
+def test_a_wrapper_is_outermost_whatever_the_order_of_registration(order: str) -> None:
+    """What the oldest allowed pluggy must do; older ones put a wrapper behind a plain implementation marked trylast."""
+    import pluggy
+
+    spec, impl = pluggy.HookspecMarker("order"), pluggy.HookimplMarker("order")
+    called: list[str] = []
+
+    class Spec:
+        @spec
+        def told(self) -> None: ...
+
+    class Wrapper:
+        @impl(wrapper=True, tryfirst=True)
+        def told(self):
+            called.append("wrapper")
+            return (yield)
+
+    class Plain:
+        @impl
+        def told(self) -> None:
+            called.append("plain")
+
+    class Last:
+        @impl(trylast=True)
+        def told(self) -> None:
+            called.append("last")
+
+    wrapper, others = Wrapper(), [Plain(), Last()]
+    position = {"wrapper first": 0, "wrapper in the middle": 1, "wrapper last": 2}[order]
+    manager = pluggy.PluginManager("order")
+    manager.add_hookspecs(Spec)
+    for plugin in [*others[:position], wrapper, *others[position:]]:
+        manager.register(plugin)
+    manager.hook.told()
+    assert called == ["wrapper", "plain", "last"]
