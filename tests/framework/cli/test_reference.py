@@ -32,3 +32,10 @@ def test_every_link_between_pages_leads_to_a_file() -> None:
             if not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert [
+        page.name for page in (ROOT / "docs").rglob("*.md") if page.name != "index.md" and page.name not in index
+    ] == []
