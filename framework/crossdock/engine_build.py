@@ -22,6 +22,9 @@ from crossdock.kv_cache import BlockPool
 from crossdock.lost_rank import is_broken_collective, limit_collectives, named
 from crossdock.moe_build import max_rows_per_rank
 from crossdock.observe.observers import make_observers
+from crossdock.observe.timeline import Timeline, clock_of
+from crossdock.overlap_gate import OverlapGate
+from crossdock.profile_verbs import ProfileVerbs
 from crossdock.rank_plan import RankPlan
 from crossdock.receipt import ReceiptCounters, make_receipt
 from crossdock.recorder import RecorderMode
@@ -81,6 +84,8 @@ def build_engine(
         built = build_runner(plan, comms, device)
         warm_up(built.runner, plan.sizes)
         counters, observers, gauges = _counters(plan, built), _observers(plan), dict[str, float]()
+        timeline = built.runner.timeline = Timeline(rank=plan.place.rank, clock=clock_of(device))
+        overlap = _overlap_gate(plan, timeline, gauges)
         balancing = make_live_balancing(
             plan,
             comms,
@@ -103,8 +108,10 @@ def build_engine(
                 verbs=_verbs(plan, built, comms, scheduler, counters, balancing),
                 counters=counters,
                 observers=observers,
-                between_steps=balancing.actors,
+                between_steps=balancing.actors if overlap is None else (*balancing.actors, overlap),
                 gauges=gauges,
+                overlap=overlap,
+                timeline=timeline,
                 on_prompt_logits=on_prompt_logits,
             )
             if store is not None:
@@ -152,10 +159,18 @@ def make_scheduler(plan: RankPlan, num_pages: int) -> Scheduler:
             chunk_tokens=limits.chunk_tokens,
             max_sequence_tokens=plan.max_sequence_tokens,
             max_queued_requests=limits.max_queued_requests,
+            vocab_size=plan.info.vocab_size,
         ),
         BlockPool(num_pages, limits.page_tokens, keep_prefixes=limits.prefix_cache),
         plan.info.eos_token_ids,
     )
+
+
+def _overlap_gate(plan: RankPlan, timeline: Timeline, gauges: dict[str, float]) -> OverlapGate | None:
+    strategy = plan.selection.plugin("strategy").capabilities
+    if strategy.micro_batches == 1:
+        return None
+    return OverlapGate(limits=strategy.overlap, timeline=timeline, gauges=gauges)
 
 
 def _is_leader(plan: RankPlan) -> bool:
@@ -215,6 +230,8 @@ def _verbs(
         world=comms.world,
         rank=plan.place.rank,
     )
+    assert built.runner.timeline is not None, "it is made before the verbs"
+    profile = ProfileVerbs(timeline=built.runner.timeline, place=plan.place, sizes=plan.sizes)
     placement = balancing.verbs
     return ControlVerbs(
         local={
@@ -223,5 +240,5 @@ def _verbs(
             "server_info": server_info,
             **({} if placement is None else placement.local()),
         },
-        together={**recorder.verbs(), **({} if placement is None else placement.together())},
+        together={**recorder.verbs(), **profile.verbs(), **({} if placement is None else placement.together())},
     )

@@ -25,6 +25,8 @@ class SchedulerLimits:
     max_sequence_tokens: int
     """Prompt and generated tokens of one sequence together."""
     max_queued_requests: int = 1024
+    vocab_size: int | None = None
+    """Token ids of requests must be below it; None where no model is behind the scheduler."""
 
     def __attrs_post_init__(self) -> None:
         if not 1 <= self.max_running_requests <= self.max_step_tokens:
@@ -72,8 +74,11 @@ def check_request(request: EngineRequest, limits: SchedulerLimits, pool: BlockPo
     prompt, sampling = len(request.prompt_ids), request.sampling
     if prompt == 0:
         raise RequestError("the prompt is empty; at least one token is needed", field="prompt")
-    if sampling.max_new_tokens < 0:
-        raise RequestError(f"max_new_tokens must be >= 0, found {sampling.max_new_tokens}", field="max_tokens")
+    for field in ("max_new_tokens", "logprobs", "prompt_logprobs"):
+        value: int | None = getattr(sampling, field)
+        if value is not None and value < 0:
+            raise RequestError(f"{field} must be at least 0, found {value}", field=field)
+    check_token_ids(request, limits.vocab_size)
     needed = prompt + min(1, sampling.max_new_tokens)
     pool_tokens = pool.usable_pages * pool.page_tokens
     limit = min(limits.max_sequence_tokens, pool_tokens)
@@ -82,6 +87,23 @@ def check_request(request: EngineRequest, limits: SchedulerLimits, pool: BlockPo
         raise RequestError(
             f"the prompt has {prompt} tokens and needs {needed}, but {what} holds {limit}", field="prompt"
         )
+
+
+def check_token_ids(request: EngineRequest, vocab_size: int | None) -> None:
+    """Raises ``RequestError`` for an id that the model does not have; it would index beyond a table in the middle of a step."""
+    if vocab_size is None:
+        return
+    named = {
+        "prompt": request.prompt_ids,
+        "logit_bias": tuple(token for token, _ in request.sampling.logit_bias),
+        "stop_token_ids": request.sampling.stop_token_ids,
+    }
+    for field, ids in named.items():
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < vocab_size)
+            raise RequestError(
+                f"{field}: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})", field=field
+            )
 
 
 def replica_load(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 from crossdock.errors import ConfigValueError, MisuseError, OverloadedError, RequestError
 from crossdock.kv_cache import BlockPool
@@ -331,7 +332,7 @@ def test_health_probes_are_no_load_and_a_step_of_probes_alone_says_so() -> None:
         ([], 1, "prompt is empty"),
         ([1] * 64, 1, "has 64 tokens and needs 65, but the context holds 64"),
         ([1] * 65, 0, "has 65 tokens"),
-        ([1], -1, "max_new_tokens must be >= 0, found -1"),
+        ([1], -1, "max_new_tokens must be at least 0, found -1"),
     ],
 )
 def test_a_request_that_can_never_run_is_refused_with_the_numbers(prompt: list[int], count: int, words: str) -> None:
@@ -339,6 +340,25 @@ def test_a_request_that_can_never_run_is_refused_with_the_numbers(prompt: list[i
     with pytest.raises(RequestError, match=words):
         paper.scheduler.add(request("a", prompt, count))
     assert not paper.scheduler.has_work
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "words"),
+    [
+        ([1, 50], {}, "prompt: token id 50 is outside the vocabulary"),
+        ([-1], {}, "prompt: token id -1 is outside"),
+        ([1], {"logit_bias": ((99, 1.0),)}, "logit_bias: token id 99 is outside"),
+        ([1], {"stop_token_ids": (3, 70)}, "stop_token_ids: token id 70 is outside"),
+        ([1], {"logprobs": -1}, "logprobs must be at least 0, found -1"),
+        ([1], {"prompt_logprobs": -2}, "prompt_logprobs must be at least 0, found -2"),
+    ],
+)
+def test_values_that_would_break_a_step_are_refused(prompt: list[int], options: dict[str, object], words: str) -> None:
+    scheduler = engine().scheduler
+    scheduler.limits = attrs.evolve(scheduler.limits, vocab_size=VOCAB)
+    with pytest.raises(RequestError, match=words):
+        scheduler.add(request("a", prompt, 1, **options))
+    scheduler.add(request("b", [0, VOCAB - 1], 1, logit_bias=((VOCAB - 1, 1.0),)))
 
 
 def test_a_prompt_larger_than_the_cache_is_refused_with_the_numbers() -> None:
