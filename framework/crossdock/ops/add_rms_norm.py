@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from crossdock.ops.norms_cpu import add_rms_norm_cpu, takes
@@ -48,7 +50,8 @@ def add_rms_norm_fused(
 
     num_rows, hidden_size = residual.shape
     block = block_of(hidden_size)
-    add_rms_norm_kernel[(num_rows,)](
+    launch: Any = add_rms_norm_kernel
+    launch[(num_rows,)](
         residual, update, weight, total, normed, hidden_size, eps, block=block, num_warps=8 if block >= 2048 else 4
     )
     return total, normed

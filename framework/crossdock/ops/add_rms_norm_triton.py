@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["eps"])
 def add_rms_norm_kernel(
     # pointers
     residual,
@@ -22,6 +22,7 @@ def add_rms_norm_kernel(
     # meta
     block: tl.constexpr,
 ):
+    """One program a row: residual + update to ``total``, its norm times ``weight`` to ``normed``."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < hidden_size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from crossdock.ops.norms_cpu import norm_rotate_cpu, takes
@@ -50,7 +52,8 @@ def norm_rotate_fused(
     from crossdock.ops.norm_rotate_triton import norm_rotate_kernel
 
     half = dim // 2
-    norm_rotate_kernel[(num_rows, heads)](
+    launch: Any = norm_rotate_kernel
+    launch[(num_rows, heads)](
         rows,
         rows if weight is None else weight,
         torch.view_as_real(rotation),

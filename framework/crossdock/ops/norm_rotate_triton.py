@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["eps"])
 def norm_rotate_kernel(
     # pointers
     rows,

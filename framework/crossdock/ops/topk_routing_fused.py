@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from crossdock.ops.tile_size import block_of
+
 if TYPE_CHECKING:
     from crossdock.ops.topk_routing import TopkRule
 
@@ -28,8 +30,6 @@ def topk_routing_fused(
     if num_rows == 0:
         return topk_ids, topk_weights
     # Imported at the first call: CPU installations have no triton.
-    import triton
-
     from crossdock.ops.topk_routing_triton import topk_routing_kernel
 
     topk_routing_kernel[(num_rows,)](
@@ -41,8 +41,8 @@ def topk_routing_fused(
         rule.routed_scaling,
         router_logits.stride(0),
         top_k=rule.top_k,
-        top_k_block=triton.next_power_of_2(rule.top_k),
-        block=triton.next_power_of_2(num_experts),
+        top_k_block=block_of(rule.top_k),
+        block=block_of(num_experts),
         is_softmax=rule.scoring == "softmax",
         has_bias=correction_bias is not None,
         renormalise=rule.renormalise,

@@ -27,6 +27,7 @@ def topk_routing_kernel(
     has_bias: tl.constexpr,
     renormalise: tl.constexpr,
 ):
+    """One program a row of ``logits`` [n, E] float32: ids and weights of its K best experts."""
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, block)
     inside = expert < num_experts

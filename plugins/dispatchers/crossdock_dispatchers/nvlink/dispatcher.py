@@ -164,12 +164,8 @@ class NvlinkDispatcher:
         if home.issued is not None:
             torch.cuda.current_stream().wait_event(home.issued)
             self._sum(home.flight, home.expert_out, home.out, pending.slot, put=False, reduce=True)
-        return Rows(
-            tensor=home.out,
-            layout=self._capabilities.output_rows,
-            owed=self._capabilities.output_owed,
-            comms=self._spec.comms,
-        )
+        capabilities = self._capabilities
+        return Rows(home.out, capabilities.output_rows, capabilities.output_owed, self._spec.comms)
 
     def _bucket(self, step: DispatchStep) -> int:
         """Rows a rank brings at most, equal on all ranks: the graph bucket, the largest known count, or the capacity."""
@@ -185,7 +181,9 @@ class NvlinkDispatcher:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             launch()
-        return self._stream.record_event()
+        issued = torch.cuda.Event()
+        issued.record(self._stream)
+        return issued
 
     def _sum(
         self, flight: _Flight, expert_out: torch.Tensor, out: torch.Tensor, slot: int, *, put: bool, reduce: bool

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crossdock_attention.attention.triton.kernels.running_softmax_triton import add_block
+
 
 @triton.jit(do_not_specialize=["page_columns"])
 def paged_decode_kernel(
@@ -82,18 +84,13 @@ def paged_decode_kernel(
             key_mask = inside[:, None] & (rope_column < rope_dim)[None, :]
             key_rope = tl.load(k_at + key_dim + rope_column[None, :], mask=key_mask, other=0.0)
             scores = tl.dot(query_rope, tl.trans(key_rope), scores)
-        scores = tl.where(inside[None, :], scores * scale, float("-inf"))
-        new_max = tl.maximum(running_max, tl.max(scores, axis=1))
-        weights = tl.exp(scores - new_max[:, None])
-        rescale = tl.exp(running_max - new_max)
-        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        scores = tl.where(inside[None, :], scores * (scale * 1.4426950408889634), float("-inf"))
         if value_is_key:
             value = key
         else:
             v_at = v_pool + slot[:, None] * stride_v_slot + key_head * stride_v_head + value_column[None, :]
             value = tl.load(v_at, mask=inside[:, None] & (value_column < value_dim)[None, :], other=0.0)
-        result = tl.dot(weights.to(value.dtype), value, result * rescale[:, None])
-        running_max = new_max
+        running_max, running_sum, result = add_block(scores, value, running_max, running_sum, result)
     heads = tl.num_programs(1) * group
     place = ((row * heads + head) * splits + split).to(tl.int64)
     tl.store(partial_max + place, running_max, mask=live_head)
@@ -123,7 +120,7 @@ def merge_splits_kernel(
     maxima = tl.load(partial_max + place * splits + split, mask=used, other=float("-inf"))
     sums = tl.load(partial_sum + place * splits + split, mask=used, other=0.0)
     top = tl.max(maxima, axis=0)
-    factors = tl.where(sums > 0, tl.exp(maxima - top), 0.0)
+    factors = tl.where(sums > 0, tl.exp2(maxima - top), 0.0)
     total = tl.sum(factors * sums, axis=0)
     mask = used[:, None] & (column < value_dim)[None, :]
     parts = tl.load(partial + (place * splits + split[:, None]) * value_dim + column[None, :], mask=mask, other=0.0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crossdock_attention.attention.triton.kernels.running_softmax_triton import add_block
+
 
 @triton.jit(do_not_specialize=["page_columns"])
 def prefill_kernel(
@@ -85,14 +87,9 @@ def prefill_kernel(
             scores = tl.dot(query_rest, tl.trans(key_rest), scores)
         seen = inside[None, :] & (position[None, :] <= (first_position + lane)[:, None])
         scores = tl.where(seen, scores * (scale * 1.4426950408889634), float("-inf"))
-        new_max = tl.maximum(running_max, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_max[:, None])
-        rescale = tl.exp2(running_max - new_max)
-        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
         v_at = v + slot[:, None] * stride_v_slot + key_head * stride_v_head + value_column[None, :]
         value = tl.load(v_at, mask=inside[:, None] & (value_column < value_dim)[None, :], other=0.0)
-        result = tl.dot(weights.to(value.dtype), value, result * rescale[:, None])
-        running_max = new_max
+        running_max, running_sum, result = add_block(scores, value, running_max, running_sum, result)
     out_at = out + (first_row + lane).to(tl.int64)[:, None] * stride_out_row + head * stride_out_head
     out_mask = live[:, None] & (value_column < value_dim)[None, :]
     result = result / tl.where(running_sum > 0, running_sum, 1.0)[:, None]

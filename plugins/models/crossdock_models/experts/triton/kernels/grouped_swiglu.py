@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import torch
 
 from crossdock_models.experts.triton.kernels.block_order import block_order
 from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
-
-SCALE_BLOCK = 128
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -26,6 +26,27 @@ class GroupedWeights:
     down_scale: torch.Tensor | None = None
     """[S, ceil(H / 128), ceil(I / 128)] float32."""
 
+    @property
+    def num_experts(self) -> int:
+        return self.down.shape[0]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.down.shape[1]
+
+    @property
+    def inner_size(self) -> int:
+        return self.down.shape[2]
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.gate_up_scale is not None
+
+    def can_describe(self, tiles: Tiles) -> bool:
+        """Tiles come through descriptors: whole steps along the summed dimension only, plain weights only."""
+        is_whole = self.hidden_size % tiles.inner == 0 and self.inner_size % tiles.inner == 0
+        return tiles.descriptors and is_whole and not self.is_quantised
+
 
 def grouped_swiglu(
     rows: torch.Tensor,
@@ -38,87 +59,124 @@ def grouped_swiglu(
 
     Row r of the result is the sum over its local choices, in the order of k, of weight * expert(row); zero without any.
     """
-    num_rows, hidden_size = rows.shape
-    top_k = local_ids.shape[1]
-    num_experts, twice_inner, _ = experts.gate_up.shape
-    inner_size = twice_inner // 2
-    out = torch.empty_like(rows)
+    num_rows, top_k = local_ids.shape
     if num_rows == 0:
-        return out
+        return torch.empty_like(rows)
+    tiles = tiles or choose_tiles(num_rows * top_k / experts.num_experts, experts.is_quantised)
+    rows, local_ids, weights = rows.contiguous(), local_ids.contiguous(), weights.contiguous()
+    pairs, block_experts = block_order(local_ids, experts.num_experts, tiles.rows)
+    activated = _gate_up(rows, top_k, pairs, block_experts, experts, tiles)
+    parts = _down(activated, weights, pairs, block_experts, experts, tiles)
+    return _sum_choices(parts, local_ids)
+
+
+def _gate_up(
+    rows: torch.Tensor,
+    top_k: int,
+    pairs: torch.Tensor,
+    block_experts: torch.Tensor,
+    experts: GroupedWeights,
+    tiles: Tiles,
+) -> torch.Tensor:
+    """silu(gate) * up of every pair, in the order of ``pairs``: [blocks * tile rows, I]."""
     # Imported at the first call: CPU installations have no triton.
     import triton
 
-    from crossdock_models.experts.triton.kernels.grouped_swiglu_triton import (
-        down_kernel,
-        gate_up_kernel,
-        sum_choices_kernel,
-    )
+    from crossdock_models.experts.triton.kernels.grouped_swiglu_triton import gate_up_kernel
 
-    quantised = experts.gate_up_scale is not None and experts.down_scale is not None
-    tiles = tiles or choose_tiles(num_rows * top_k / num_experts, quantised)
-    rows, local_ids, weights = rows.contiguous(), local_ids.contiguous(), weights.contiguous()
-    pairs, block_experts = block_order(local_ids, num_experts, tiles.rows)
-    blocks = block_experts.numel()
+    blocks, inner_size, hidden_size = block_experts.numel(), experts.inner_size, experts.hidden_size
     activated = torch.empty(blocks * tiles.rows, inner_size, dtype=rows.dtype, device=rows.device)
-    gate_scale = experts.gate_up_scale if experts.gate_up_scale is not None else weights
-    down_scale = experts.down_scale if experts.down_scale is not None else weights
-    described = tiles.descriptors and not quantised and hidden_size % tiles.inner == 0 and inner_size % tiles.inner == 0
-    gate_up, down, activated_rows = experts.gate_up, experts.down, activated
-    if described:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        gate_up = TensorDescriptor.from_tensor(gate_up.view(-1, hidden_size), [tiles.gate_columns, tiles.inner])
-        down = TensorDescriptor.from_tensor(down.view(-1, inner_size), [tiles.down_columns, tiles.inner])
-        activated_rows = TensorDescriptor.from_tensor(activated, [tiles.rows, tiles.inner])
+    described = experts.can_describe(tiles)
+    gate_up = experts.gate_up.view(-1, hidden_size)
+    scale = experts.gate_up_scale if experts.gate_up_scale is not None else gate_up
     gate_up_kernel[(blocks * triton.cdiv(inner_size, tiles.gate_columns),)](
         rows,
-        gate_up,
-        gate_scale,
+        _described(gate_up, tiles.gate_columns, tiles.inner) if described else gate_up,
+        scale,
         pairs,
         block_experts,
         activated,
-        num_rows * top_k,
+        rows.shape[0] * top_k,
         blocks,
         hidden_size,
         inner_size,
         top_k,
-        gate_scale.shape[1],
-        gate_scale.shape[-1],
+        scale.shape[1],
+        scale.shape[-1],
         block_rows=tiles.rows,
         block_columns=tiles.gate_columns,
         block_inner=tiles.inner,
         group=tiles.group,
-        weight_blocks=quantised,
+        weight_blocks=experts.is_quantised,
         descriptors=described,
         num_warps=tiles.gate_warps,
         num_stages=tiles.gate_stages,
     )
-    parts = torch.empty(num_rows * top_k, hidden_size, dtype=rows.dtype, device=rows.device)
+    return activated
+
+
+def _down(
+    activated: torch.Tensor,
+    weights: torch.Tensor,
+    pairs: torch.Tensor,
+    block_experts: torch.Tensor,
+    experts: GroupedWeights,
+    tiles: Tiles,
+) -> torch.Tensor:
+    """Weighted output of every pair at its own place: [R * K, H]; places of choices elsewhere stay unwritten."""
+    # Imported at the first call: CPU installations have no triton.
+    import triton
+
+    from crossdock_models.experts.triton.kernels.grouped_swiglu_triton import down_kernel
+
+    blocks, inner_size, hidden_size = block_experts.numel(), experts.inner_size, experts.hidden_size
+    parts = torch.empty(weights.numel(), hidden_size, dtype=activated.dtype, device=activated.device)
+    described = experts.can_describe(tiles)
+    down = experts.down.view(-1, inner_size)
+    scale = experts.down_scale if experts.down_scale is not None else down
     down_kernel[(blocks * triton.cdiv(hidden_size, tiles.down_columns),)](
-        activated_rows,
-        down,
-        down_scale,
+        _described(activated, tiles.rows, tiles.inner) if described else activated,
+        _described(down, tiles.down_columns, tiles.inner) if described else down,
+        scale,
         pairs,
         block_experts,
         weights,
         parts,
-        num_rows * top_k,
+        weights.numel(),
         blocks,
         hidden_size,
         inner_size,
-        down_scale.shape[1],
-        down_scale.shape[-1],
+        scale.shape[1],
+        scale.shape[-1],
         block_rows=tiles.rows,
         block_columns=tiles.down_columns,
         block_inner=tiles.inner,
         group=tiles.group,
-        weight_blocks=quantised,
+        weight_blocks=experts.is_quantised,
         descriptors=described,
         num_warps=tiles.down_warps,
         num_stages=tiles.down_stages,
     )
+    return parts
+
+
+def _sum_choices(parts: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
+    # Imported at the first call: CPU installations have no triton.
+    import triton
+
+    from crossdock_models.experts.triton.kernels.grouped_swiglu_triton import sum_choices_kernel
+
+    (num_rows, top_k), hidden_size = local_ids.shape, parts.shape[1]
+    out = torch.empty(num_rows, hidden_size, dtype=parts.dtype, device=parts.device)
     block = min(1024, triton.next_power_of_2(hidden_size))
     sum_choices_kernel[(num_rows, triton.cdiv(hidden_size, block))](
         parts, local_ids, out, hidden_size, top_k=top_k, block=block, num_warps=4
     )
     return out
+
+
+def _described(matrix: torch.Tensor, rows: int, columns: int) -> Any:
+    """A tensor descriptor that loads tiles of [rows, columns]."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
