@@ -34,10 +34,8 @@ class LayerTransfer:
         self._carrier = carrier
         self._rank = ep_rank
         self._slots_per_rank = int(next(iter(live.values())).shape[0])
-        slices = layer_slices(
-            moves, slot_bytes=spare.slot_bytes, max_bytes=max_bytes, slots_per_rank=self._slots_per_rank
-        )
-        self._waiting = [own for own in (self._own_part(chunks) for chunks in slices) if own is not None]
+        self._max_bytes = max_bytes
+        self._waiting: list[SliceTransfer] | None = None
         self._ticket: TransferTicket | None = None
 
     @property
@@ -76,6 +74,8 @@ class LayerTransfer:
             self._ticket = None
             if not self._waiting:
                 self._check_canary()
+        if self._waiting is None:
+            self._waiting = self._own_slices()
         if not self._waiting:
             return True
         self._ticket = self._carrier.submit(self._waiting.pop(0))
@@ -88,9 +88,19 @@ class LayerTransfer:
 
     def give_up(self) -> None:
         """What still arrives is dropped."""
-        self._waiting.clear()
+        self._waiting = []
         if self._ticket is not None:
             self._ticket.give_up()
+
+    def _own_slices(self) -> list[SliceTransfer]:
+        """Cut at the first ``advance``, so that finding the moves and cutting them do not fall into the same step."""
+        slices = layer_slices(
+            self.moves,
+            slot_bytes=self._spare.slot_bytes,
+            max_bytes=self._max_bytes,
+            slots_per_rank=self._slots_per_rank,
+        )
+        return [own for own in map(self._own_part, slices) if own is not None]
 
     def _own_part(self, chunks: Sequence[Chunk]) -> SliceTransfer | None:
         """This rank's sends, receives and copies of a slice; None when it has none."""

@@ -1,0 +1,163 @@
+"""What moving experts costs the step: ``python tests/benchmarks/bench_rebalance.py [--ranks 2] [--rounds 3]``.
+
+The same steady decode load runs with balancing off and with a rebalance under way nearly all the time, in turns on the same rank
+processes. CPU time is that of the step thread in the manager alone (thread clock), so that it means something on a busy machine; step
+times are wall-clock and only their ratio within a run says anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+from crossdock.config import EplbConfig, PluginChoice
+from crossdock.engine_build import build_engine
+from crossdock.engine_seams import AgreedStep, BetweenSteps
+from crossdock.groups import leader_ranks
+from crossdock.offline import offline_job
+from crossdock.offline_job import OfflineJob
+from crossdock.offline_link import OfflineLink
+from crossdock.rank_plan import plan_rank
+from crossdock.testing.random_models import random_model_config, write_random_model
+from crossdock.testing.world import RankContext, RankPool
+from crossdock.types.request import SamplingParams
+
+STEP_LIMIT_MS = 2.0
+"""Goal: most CPU time that a step thread spends on moves in a step."""
+
+
+@attrs.define(eq=False)
+class TimedActor:
+    """Another actor between steps, timed."""
+
+    inner: BetweenSteps
+    cpu_ms: list[float] = attrs.field(factory=list[float])
+    busy_cpu_ms: list[float] = attrs.field(factory=list[float])
+    ends_s: list[float] = attrs.field(factory=list[float])
+
+    @property
+    def is_busy(self) -> bool:
+        return self.inner.is_busy
+
+    def after_step(self, agreed: AgreedStep) -> None:
+        was_busy, begin = self.inner.is_busy, time.thread_time()
+        self.inner.after_step(agreed)
+        taken = 1e3 * (time.thread_time() - begin)
+        if agreed.has_rows:
+            self.cpu_ms.append(taken)
+            if was_busy:
+                self.busy_cpu_ms.append(taken)
+            self.ends_s.append(time.perf_counter())
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """One run on one rank."""
+
+    cpu_ms: list[float]
+    busy_cpu_ms: list[float]
+    step_ms: list[float]
+    applied: int
+    moved_bytes: int
+    largest_pause_ms: float
+
+
+def measured_job(context: RankContext, job: OfflineJob) -> Measured:
+    plan = plan_rank(job.config, context.rank)
+    is_leader = plan.place.rank in leader_ranks(plan.sizes)
+    link = OfflineLink(job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else [])
+    with build_engine(plan, context.comms_of(plan.sizes), link) as engine:
+        actors = [TimedActor(actor) for actor in engine.between_steps]
+        engine.between_steps = actors
+        engine.run()
+    timed = actors[-1] if actors else None
+    moved = [entry for entry in engine.counters.rebalances if entry.outcome == "applied"]
+    return Measured(
+        cpu_ms=timed.cpu_ms if timed else [],
+        busy_cpu_ms=timed.busy_cpu_ms if timed else [],
+        step_ms=(1e3 * np.diff(timed.ends_s)).tolist() if timed else [],
+        applied=len(moved),
+        moved_bytes=sum(entry.moved_bytes for entry in moved),
+        largest_pause_ms=1e3 * max((entry.stalled_s for entry in engine.counters.rebalances), default=0.0),
+    )
+
+
+def jobs(folder: Path, options: argparse.Namespace) -> tuple[OfflineJob, OfflineJob]:
+    """The same load without and with rebalances; both have a manager, so that both are timed."""
+    ranks = options.ranks
+    prompts = [[(5 * place + request) % 96 for place in range(8)] for request in range(4 * ranks)]
+    sampling = SamplingParams(max_new_tokens=options.tokens, temperature=0.0)
+    made: list[OfflineJob] = []
+    for interval in (10**9, options.interval):
+        config = random_model_config(
+            folder, ranks=ranks, attn_dp=ranks, dispatcher="alltoallv", max_running_requests=8, kv_tokens=8192
+        )
+        eplb = EplbConfig(enabled=True, slots=options.slots, interval=interval, max_step_bytes=options.max_step_bytes)
+        config = attrs.evolve(
+            config,
+            eplb=eplb,
+            eplb_algo=PluginChoice(name=options.algo),
+            expert_location=PluginChoice(name="dynamic"),
+        )
+        made.append(offline_job(folder, prompts, sampling, config))
+    return made[0], made[1]
+
+
+def summary(quiet: Sequence[Measured], moving: Sequence[Measured], options: argparse.Namespace) -> dict[str, object]:
+    busy = np.concatenate([run.busy_cpu_ms for run in moving])
+    times = [np.concatenate([run.step_ms for run in runs]) for runs in (quiet, moving)]
+    p50, p99 = ([float(np.percentile(one, share)) for one in times] for share in (50, 99))
+    return {
+        "ranks": options.ranks,
+        "max_step_bytes": options.max_step_bytes,
+        "rebalances": moving[0].applied,
+        "moved_mb": round(moving[0].moved_bytes / 1e6, 1),
+        "steps_while_moving": len(busy),
+        "manager_cpu_ms_median": round(float(np.median(busy)), 3),
+        "manager_cpu_ms_p99": round(float(np.percentile(busy, 99)), 3),
+        "manager_cpu_ms_max": round(float(busy.max()), 3),
+        "goal_ms": STEP_LIMIT_MS,
+        "share_of_steps_within_goal": round(float((busy <= STEP_LIMIT_MS).mean()), 4),
+        "idle_manager_cpu_us_median": round(1e3 * float(np.median(np.concatenate([run.cpu_ms for run in quiet]))), 1),
+        "step_ms_p50_quiet_moving": [round(value, 2) for value in p50],
+        "step_ms_p99_quiet_moving": [round(value, 2) for value in p99],
+        "p99_ratio": round(p99[1] / p99[0], 3),
+        "largest_pause_ms": round(max(run.largest_pause_ms for run in moving), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=150)
+    parser.add_argument("--interval", type=int, default=10)
+    parser.add_argument("--max-step-bytes", type=int, default=1 << 20)
+    parser.add_argument("--slots", type=int, default=40)
+    parser.add_argument("--algo", default="global")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, RankPool(options.ranks) as pool:
+        folder = write_random_model(
+            Path(name) / "model",
+            hidden_size=256,
+            num_hidden_layers=8,
+            num_experts=32,
+            num_experts_per_tok=4,
+            moe_intermediate_size=128,
+        )
+        quiet: list[Measured] = []
+        moving: list[Measured] = []
+        for _ in range(options.rounds):
+            for job, runs in zip(jobs(folder, options), (quiet, moving), strict=True):
+                runs += pool.run(measured_job, job, timeout_s=300.0)
+    print(json.dumps(summary(quiet, moving, options), indent=2))
+
+
+if __name__ == "__main__":
+    main()
