@@ -1,6 +1,6 @@
 """The engine end to end on one GPU: decode and prefill tokens per second of a random model made in GPU memory.
 
-    python tests/benchmarks/bench_gpu_engine.py --shape qwen3_30b --out FILE.json
+    python tests/benchmarks/gpu/engine.py --shape qwen3_30b --out FILE.json
 
 Greedy, prompts of 128 random tokens, 128 new tokens each; prefill: 16 prompts of 4096 tokens. Decode counts whole-batch tokens from the
 moment every sequence has its first one. Everything of serving but HTTP: scheduler, paged cache, step plan, sampling.

@@ -1,6 +1,6 @@
 """The NVLink dispatcher on the GPUs of one host: right first, then microseconds, beside deep_ep where it is installed.
 
-    python -m torch.distributed.run --nproc-per-node 2 tests/benchmarks/bench_nvlink.py --out FILE.json
+    python -m torch.distributed.run --nproc-per-node 2 tests/benchmarks/gpu/nvlink.py --out FILE.json
 
 Medians of CUDA events over eager calls (normal sizes) or of graph replays (decode sizes); the slowest rank counts.
 Shapes: hidden 7168, 256 experts, top-8, random routing, bf16.

@@ -1,6 +1,6 @@
 """Grouped expert products on one GPU: ours, torch's ``_grouped_mm`` and, where installed, deep_gemm; microseconds a layer.
 
-    python tests/benchmarks/bench_experts_gpu.py --out FILE.json [--tune]
+    python tests/benchmarks/gpu/experts.py --out FILE.json [--tune]
 
 Random routing, bf16, both products with SwiGLU and the weighted sum for ours; the two products alone (rows already sorted, no
 activation, no sum) for the libraries, so their figures flatter them. Median of graph replays, weights far larger than L2.
