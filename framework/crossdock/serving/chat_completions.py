@@ -81,6 +81,14 @@ class _ChoiceState:
     last: ChoiceDelta | None = None
 
 
+def _new_states(answer: ChatAnswerBuilder) -> list[_ChoiceState]:
+    return [_ChoiceState() for _ in range(answer.plan.num_choices)]
+
+
+def _new_totals(answer: ChatAnswerBuilder) -> Totals:
+    return new_totals(answer.plan)
+
+
 @attrs.define(kw_only=True, eq=False)
 class ChatAnswerBuilder:
     """Builds the response or the chunks of one conversation from its deltas."""
@@ -89,16 +97,8 @@ class ChatAnswerBuilder:
     body: ChatBody
     plan: GenerationPlan
     created: int = attrs.Factory(lambda: int(time.time()))
-    totals: Totals = attrs.field()
-    _states: list[_ChoiceState] = attrs.field()
-
-    @totals.default
-    def _new_totals(self) -> Totals:
-        return new_totals(self.plan)
-
-    @_states.default
-    def _new_states(self) -> list[_ChoiceState]:
-        return [_ChoiceState() for _ in range(self.plan.num_choices)]
+    totals: Totals = attrs.field(init=False, default=attrs.Factory(_new_totals, takes_self=True))
+    _states: list[_ChoiceState] = attrs.field(init=False, default=attrs.Factory(_new_states, takes_self=True))
 
     def take(self, delta: ChoiceDelta) -> None:
         """Keeps one delta for ``response``."""

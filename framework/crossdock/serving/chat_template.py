@@ -25,10 +25,10 @@ NO_TEMPLATE = (
 class ChatTemplate:
     """A compiled template, or the reason why there is none."""
 
-    _template: jinja2.Template | None
+    _template: jinja2.Template | None = attrs.field(alias="template")
     problem: str | None
     """One sentence for the start-up warning and for each refused chat request; None when the template is usable."""
-    _special_tokens: Mapping[str, str]
+    _special_tokens: Mapping[str, str] = attrs.field(alias="special_tokens")
 
     def render(
         self,
@@ -51,7 +51,7 @@ class ChatTemplate:
             return self._template.render(variables)
         except jinja2.TemplateError as error:
             raise RequestError(f"messages: the chat template refuses them: {error}", field="messages") from error
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
             message = f"messages: the chat template fails on them: {type(error).__name__}: {error}"
             raise RequestError(message, field="messages") from error
 
@@ -97,8 +97,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    names: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(names)
     return environment
 
 

@@ -13,7 +13,6 @@ from crossdock.serving.choices import ChoiceDelta
 from crossdock.serving.frontend import FRONTEND, Frontend
 from crossdock.serving.generation import GenerationPlan
 from crossdock.serving.http_io import collected, is_health_check, json_response, streamed, typed_body
-from crossdock.serving.logprob_format import LogprobFormat
 from crossdock.serving.prompts import prompt_tokens
 from crossdock.serving.protocol.requests import CompletionBody
 from crossdock.serving.protocol.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
@@ -75,6 +74,14 @@ class _ChoiceState:
     last: ChoiceDelta | None = None
 
 
+def _new_states(answer: CompletionAnswer) -> list[_ChoiceState]:
+    return [_ChoiceState() for _ in range(answer.plan.num_choices)]
+
+
+def _new_totals(answer: CompletionAnswer) -> Totals:
+    return new_totals(answer.plan)
+
+
 @attrs.define(kw_only=True, eq=False)
 class CompletionAnswer:
     """Builds the response or the chunks of one request from its deltas."""
@@ -83,21 +90,8 @@ class CompletionAnswer:
     body: CompletionBody
     plan: GenerationPlan
     created: int = attrs.Factory(lambda: int(time.time()))
-    totals: Totals = attrs.field()
-    _states: list[_ChoiceState] = attrs.field()
-    _format: LogprobFormat = attrs.field()
-
-    @totals.default
-    def _new_totals(self) -> Totals:
-        return new_totals(self.plan)
-
-    @_states.default
-    def _new_states(self) -> list[_ChoiceState]:
-        return [_ChoiceState() for _ in range(self.plan.num_choices)]
-
-    @_format.default
-    def _new_format(self) -> LogprobFormat:
-        return self.frontend.logprob_format
+    totals: Totals = attrs.field(init=False, default=attrs.Factory(_new_totals, takes_self=True))
+    _states: list[_ChoiceState] = attrs.field(init=False, default=attrs.Factory(_new_states, takes_self=True))
 
     def take(self, delta: ChoiceDelta) -> None:
         """Keeps one delta for ``response``."""
@@ -148,7 +142,7 @@ class CompletionAnswer:
         state.begun = True
         if self.body.logprobs is None or not entries:
             return text, None
-        logprobs = self._format.completion(
+        logprobs = self.frontend.logprob_format.completion(
             entries, text_offset=state.offset, with_top=self.body.logprobs > 0, unscored_token=unscored
         )
         state.offset = logprobs.text_offset[-1] + len(logprobs.tokens[-1])

@@ -30,13 +30,13 @@ async def post_abort(request: web.Request) -> web.Response:
     return json_response({"aborted": sum(aborted)})
 
 
-def control_handler(verb: str) -> Handler:
+def control_handler(verb: str, body_class: type[Any] = RecordBody) -> Handler:
     """A handler that sends ``verb`` to all replica leaders and answers with their results."""
 
     async def handle(request: web.Request) -> web.Response:
         arguments: dict[str, Any] = {}
         if request.method == "POST":
-            body = await typed_body(request, RecordBody)
+            body = await typed_body(request, body_class)
             arguments = {name: value for name, value in attrs.asdict(body).items() if value is not None}
         replies = await request.app[FRONTEND].engine.call(verb, arguments, CONTROL_TIMEOUT_S)
         results = [{"rank": reply.rank, **reply.result} for reply in replies]

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import attrs
 import structlog
 
-from crossdock.errors import OverloadedError, RankLost, RuntimeFault, UsageError
+from crossdock.errors import OverloadedError, RankLost, RuntimeFault
 from crossdock.serving.control_calls import ControlCalls, RankSender
+from crossdock.serving.engine_faults import EngineFaults
 from crossdock.serving.park_state import ParkState
 from crossdock.serving.replicas import Replica, ReplicaState
 from crossdock.serving.router import Router, route
@@ -44,16 +45,13 @@ class EngineClient:
     max_in_flight_per_replica: int
     """Running and queued requests that a replica takes; beyond it requests are refused (429)."""
     ready: dict[int, Ready] = attrs.Factory(dict)
-    failure: str | None = None
-    """Why nothing is taken any more; None while the engine works."""
+    faults: EngineFaults = attrs.Factory(EngineFaults)
     on_outputs: Callable[[Replica, Outputs], None] | None = None
     """Told of each message with outputs, for metrics."""
     _sinks: dict[str, tuple[Replica, Sink]] = attrs.Factory(dict)
     _calls: ControlCalls = attrs.Factory(ControlCalls)
     _park: ParkState = attrs.Factory(ParkState)
-    _fatals: list[Fatal] = attrs.Factory(list[Fatal])
     _all_ready: asyncio.Event = attrs.Factory(asyncio.Event)
-    _failed: asyncio.Event = attrs.Factory(asyncio.Event)
 
     @property
     def ranks(self) -> range:
@@ -72,27 +70,10 @@ class EngineClient:
         await self._all_ready.wait()
         self.check_alive()
 
-    async def wait_failed(self) -> None:
-        """Until the engine has failed."""
-        await self._failed.wait()
-
     @property
-    def cause(self) -> str | None:
-        """Why the engine failed, as far as ranks said it; None when none did.
-
-        When one rank dies the others fail in their collectives and may report first, so a report about the culprit itself
-        goes before one that names another rank, and that before one that names nobody.
-        """
-        if not self._fatals:
-            return None
-        best = min(self._fatals, key=_distance_to_cause)
-        named = best.culprit_rank not in (None, best.rank)
-        return f"rank {best.rank}: {best.message}" + (f" (rank {best.culprit_rank} is the cause)" if named else "")
-
-    @property
-    def has_wrong_input(self) -> bool:
-        """A rank ended because of configuration or checkpoint, which the user can correct."""
-        return any(fatal.exit_code == UsageError.exit_code for fatal in self._fatals)
+    def failure(self) -> str | None:
+        """Why nothing is taken any more; None while the engine works."""
+        return self.faults.failure
 
     def check_alive(self) -> None:
         """Raises ``RuntimeFault`` with the reason when the engine has failed."""
@@ -175,9 +156,8 @@ class EngineClient:
 
     def fail(self, message: str) -> None:
         """The engine is gone: everything that waits gets ``message`` now, nothing new is taken."""
-        if self.failure is not None:
+        if not self.faults.fail(message):
             return
-        self.failure = message
         for replica in self.replicas:
             replica.change(ReplicaState.FAILED)
         sinks, self._sinks = self._sinks, {}
@@ -185,7 +165,6 @@ class EngineClient:
             replica.finished(rid)
             sink(EngineOutput(rid=rid, token_ids=(), finish_reason="error", error=message))
         self._calls.fail(message)
-        self._failed.set()
         self._all_ready.set()
 
     async def receive(self, message: Outgoing) -> None:
@@ -251,8 +230,8 @@ class EngineClient:
 
     def _fatal(self, message: Fatal) -> None:
         """A rank says why it ends; its exit follows and the supervisor decides."""
-        self._fatals.append(message)
-        self.fail(self.cause or message.message)
+        self.faults.fatals.append(message)
+        self.fail(self.faults.cause or message.message)
 
     def _least_full(self, pinned: int | None, replica: Replica) -> Replica:
         """Another replica with room when the chosen one is full. Raises ``OverloadedError`` when there is none."""
@@ -272,9 +251,3 @@ class EngineClient:
             # The supervisor reports the exit with its cause; until then nothing more goes there.
             _LOG.warning("replica unreachable", attn_dp_rank=replica.attn_dp_rank, reason=str(error))
             replica.change(ReplicaState.FAILED)
-
-
-def _distance_to_cause(fatal: Fatal) -> int:
-    if fatal.culprit_rank is None:
-        return 2
-    return 0 if fatal.culprit_rank == fatal.rank else 1

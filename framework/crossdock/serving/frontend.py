@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import attrs
@@ -70,7 +70,7 @@ class Frontend:
         return self.metrics.measured(choice_deltas(plan, self.engine, self.tokenizer), plan)
 
     @contextlib.contextmanager
-    def running(self, request_id: str, client_id: str) -> Iterator[None]:
+    def running(self, request_id: str, client_id: str) -> Generator[None]:
         """Lists a request as running, for draining and ``/abort_request``."""
         self.active[request_id] = client_id
         try:

@@ -29,9 +29,9 @@ class FrontendLink:
 
     endpoint: str
     """Where ranks connect: bound before it is published, so that nobody else can take it."""
-    _context: zmq.asyncio.Context = attrs.field(repr=False)
-    _socket: zmq.asyncio.Socket = attrs.field(repr=False)
-    _authenticator: AsyncioAuthenticator | None = attrs.field(repr=False)
+    _context: zmq.asyncio.Context = attrs.field(repr=False, alias="context")
+    _socket: zmq.asyncio.Socket = attrs.field(repr=False, alias="socket")
+    _authenticator: AsyncioAuthenticator | None = attrs.field(repr=False, alias="authenticator")
 
     async def send(self, rank: int, message: Incoming) -> None:
         """Sends to one rank.

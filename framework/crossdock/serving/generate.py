@@ -90,6 +90,10 @@ class _ChoiceState:
     finish: dict[str, Any] | None = None
 
 
+def _new_states(answer: GenerateAnswer) -> list[_ChoiceState]:
+    return [_ChoiceState() for _ in range(answer.plan.num_choices)]
+
+
 @attrs.define(kw_only=True, eq=False)
 class GenerateAnswer:
     """Builds the response or the cumulative chunks of one request from its deltas."""
@@ -98,11 +102,7 @@ class GenerateAnswer:
     body: GenerateBody
     plan: GenerationPlan
     client_id: str
-    _states: list[_ChoiceState] = attrs.field()
-
-    @_states.default
-    def _new_states(self) -> list[_ChoiceState]:
-        return [_ChoiceState() for _ in range(self.plan.num_choices)]
+    _states: list[_ChoiceState] = attrs.field(init=False, default=attrs.Factory(_new_states, takes_self=True))
 
     @property
     def is_single(self) -> bool:

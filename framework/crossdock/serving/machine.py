@@ -104,9 +104,9 @@ async def _after_exit(config: Config, supervisor: Supervisor, link: MachineLink,
 class MachineLink:
     """The supervisor's own end of the link: reports exits, and learns of machine 0's end by the connection."""
 
-    _context: zmq.asyncio.Context
-    _socket: zmq.asyncio.Socket
-    _monitor: zmq.asyncio.Socket
+    _context: zmq.asyncio.Context = attrs.field(alias="context")
+    _socket: zmq.asyncio.Socket = attrs.field(alias="socket")
+    _monitor: zmq.asyncio.Socket = attrs.field(alias="monitor")
 
     async def report(self, rank: int, sentence: str) -> None:
         """Tells machine 0 that ``rank`` is the cause of the job's end."""

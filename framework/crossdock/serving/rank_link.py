@@ -21,8 +21,8 @@ class ZmqRankLink:
     """``RankLink`` over ZeroMQ. One thread uses it: the step loop's."""
 
     rank: int
-    _context: zmq.Context[zmq.Socket[bytes]] = attrs.field(repr=False)
-    _socket: zmq.Socket[bytes] = attrs.field(repr=False)
+    _context: zmq.Context[zmq.Socket[bytes]] = attrs.field(repr=False, alias="context")
+    _socket: zmq.Socket[bytes] = attrs.field(repr=False, alias="socket")
 
     def poll(self, timeout_s: float | None) -> Sequence[Incoming]:
         """All messages that have arrived; waits up to ``timeout_s`` for the first one (None: until one comes)."""

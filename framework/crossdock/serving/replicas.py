@@ -35,6 +35,10 @@ def reservation(request: EngineRequest) -> Reservation:
     return Reservation(tokens=length, attention_pairs=length * (length + 1) // 2)
 
 
+def _now(replica: Replica) -> float:
+    return replica.clock()
+
+
 @attrs.define(kw_only=True)
 class Replica:
     """One attention-DP replica, reached through its leader."""
@@ -45,15 +49,11 @@ class Replica:
     in_flight: dict[str, Reservation] = attrs.Factory(dict)
     """Requests sent and not finished, oldest first."""
     load: ReplicaLoad | None = None
-    progress_s: float = attrs.field()
+    progress_s: float = attrs.field(default=attrs.Factory(_now, takes_self=True))
     """When the replica last showed that its step loop moves, by ``clock``."""
     state: ReplicaState = ReplicaState.STARTING
     since: float = attrs.Factory(time.time)
     """Unix seconds of the last change of ``state``."""
-
-    @progress_s.default
-    def _now(self) -> float:
-        return self.clock()
 
     @property
     def usable(self) -> bool:

@@ -70,4 +70,4 @@ def _request_error(message: str) -> RequestError:
 
 def _kind(value: object) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), "null")
+    return next((name for kind, name in names.items() if type(value) is kind), "null")

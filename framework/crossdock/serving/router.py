@@ -116,7 +116,7 @@ def route(request: EngineRequest, replicas: Sequence[Replica], router: Router, p
         raise OverloadedError(
             f"{which} in service now; see /health and try again later", retry_after_s=5, http_status=503
         )
-    return usable[0] if len(usable) == 1 else router.choose(request, usable)
+    return router.choose(request, usable)
 
 
 def work_tokens(replica: Replica) -> float:

@@ -165,4 +165,14 @@ def _control_routes() -> tuple[Route, ...]:
             )
             for verb in _RECORD_VERBS
         ),
+        *(
+            Route(
+                path=f"/{verb}",
+                handler=control_handler(verb, requests.ProfileBody),
+                methods=("GET", "POST"),
+                body=requests.ProfileBody,
+                errors=(400, 503),
+            )
+            for verb in ("start_profile", "stop_profile")
+        ),
     )

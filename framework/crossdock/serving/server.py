@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import attrs
 import structlog
@@ -110,7 +110,7 @@ class Server:
 
     async def _until_end(self) -> None:
         """Until a signal. Raises ``RankLost`` when a rank ends or the engine fails."""
-        failed = asyncio.create_task(self.frontend.engine.wait_failed())
+        failed = asyncio.create_task(self.frontend.engine.faults.wait())
         if await self._first_of(failed, timeout_s=None) is failed:
             await self._check(failed)
 
@@ -137,16 +137,16 @@ class Server:
             return
         with contextlib.suppress(TimeoutError):
             raise self._lost(await asyncio.wait_for(self.job.supervisor.first_exit(), ABORT_S))
-        raise self._failed(self.frontend.engine.cause or str(task.exception()), rank=None)
+        raise self._failed(self.frontend.engine.faults.cause or str(task.exception()), rank=None)
 
     def _lost(self, ended: RankExit) -> CrossdockError:
         """The error for the exit of a rank: what the ranks themselves said tells more than an exit code."""
-        said = self.frontend.engine.cause
+        said = self.frontend.engine.faults.cause
         return self._failed(ended.sentence if ended.was_killed or said is None else said, rank=ended.rank)
 
     def _failed(self, reason: str, *, rank: int | None) -> CrossdockError:
         self._fail(reason)
-        if self.frontend.engine.has_wrong_input:
+        if self.frontend.engine.faults.has_wrong_input:
             return UsageError(reason)
         return RankLost(f"{reason}; all ranks were ended", rank=rank)
 
@@ -189,7 +189,7 @@ class Server:
             await asyncio.sleep(0.02)
 
     @contextlib.asynccontextmanager
-    async def _http(self, listener: socket.socket) -> AsyncIterator[None]:
+    async def _http(self, listener: socket.socket) -> AsyncGenerator[None]:
         # handler_cancellation: a client that hangs up cancels its handler, which aborts its sequences.
         runner = web.AppRunner(
             make_app(self.frontend), handler_cancellation=True, access_log=None, shutdown_timeout=ABORT_S
@@ -202,7 +202,7 @@ class Server:
             await runner.cleanup()
 
     @contextlib.asynccontextmanager
-    async def _background(self) -> AsyncIterator[None]:
+    async def _background(self) -> AsyncGenerator[None]:
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch_health())]
         try:
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import attrs
 
@@ -18,7 +18,7 @@ class Signals:
     _changed: asyncio.Event = attrs.Factory(asyncio.Event)
 
     @contextlib.contextmanager
-    def handled(self) -> Iterator[None]:
+    def handled(self) -> Generator[None]:
         """Handles both signals on the running loop while the context lasts."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)

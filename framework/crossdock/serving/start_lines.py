@@ -9,6 +9,10 @@ from collections.abc import Callable
 import attrs
 
 
+def _now(lines: StartLines) -> float:
+    return lines.clock()
+
+
 @attrs.define(kw_only=True)
 class StartLines:
     """Counts phases; nothing here goes to stdout but what the caller prints there."""
@@ -16,11 +20,7 @@ class StartLines:
     total: int
     clock: Callable[[], float] = time.monotonic
     _done: int = attrs.field(default=0, init=False)
-    _last_s: float = attrs.field(init=False)
-
-    @_last_s.default
-    def _now(self) -> float:
-        return self.clock()
+    _last_s: float = attrs.field(init=False, default=attrs.Factory(_now, takes_self=True))
 
     def done(self, what: str) -> None:
         """A phase has ended."""

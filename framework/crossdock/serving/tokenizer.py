@@ -18,7 +18,7 @@ from crossdock.errors import CheckpointError
 class TextTokenizer:
     """A model's tokenizer. Encoding adds the special tokens that its post-processor asks for."""
 
-    _tokenizer: tokenizers.Tokenizer
+    _tokenizer: tokenizers.Tokenizer = attrs.field(alias="tokenizer")
     config: Mapping[str, Any]
     """``tokenizer_config.json``; empty when there is none."""
     special_ids: frozenset[int]

@@ -170,7 +170,7 @@ def test_a_failure_reaches_everybody_who_waits_and_names_the_cause() -> None:
         await engine.receive(Fatal(rank=1, message="connection closed by peer"))
         await engine.receive(Fatal(rank=2, message="rank 3 did not arrive at step 8", culprit_rank=3))
         await engine.receive(Fatal(rank=3, message="was killed by SIGKILL on machine 1", culprit_rank=3))
-        assert engine.cause == "rank 3: was killed by SIGKILL on machine 1"
+        assert engine.faults.cause == "rank 3: was killed by SIGKILL on machine 1"
         assert [(output.finish_reason, output.error) for output in outputs] == [
             ("error", "rank 1: connection closed by peer")
         ]
@@ -179,7 +179,7 @@ def test_a_failure_reaches_everybody_who_waits_and_names_the_cause() -> None:
         with pytest.raises(OverloadedError) as refused:
             await engine.submit([request("b-0")], outputs.append)
         assert refused.value.http_status == 503
-        await asyncio.wait_for(engine.wait_failed(), 1)
+        await asyncio.wait_for(engine.faults.wait(), 1)
         assert {replica.state for replica in engine.replicas} == {ReplicaState.FAILED}
 
     run(scenario)

@@ -256,7 +256,7 @@ def test_a_full_queue_is_429_with_retry_after_and_nothing_is_half_sent(run_serve
 def test_an_engine_failure_ends_open_requests_at_once_and_mid_stream(run_server: RunServer, long_model: Path) -> None:
     async def scenario(server: Any) -> None:
         server.freeze_at(10)
-        response = await server.client.post(COMPLETIONS, json={"prompt": [1], "max_tokens": 5000, "stream": True})
+        response = await server.client.post(COMPLETIONS, json={"prompt": [70], "max_tokens": 5000, "stream": True})
         await response.content.readany()
         server.frontend.engine.fail("rank 1 (pid 5) was killed by SIGKILL")
         text = await response.text()

@@ -173,3 +173,10 @@ class RecordBody:
 
     mode: Literal["stat", "stat_approx", "per_pass", "per_token"] | None = None
     output_dir: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ProfileBody:
+    """``POST /start_profile`` and ``/stop_profile``."""
+
+    output_dir: str | None = None
