@@ -56,6 +56,7 @@ def run_rank(plan: RankPlan, comms: RankComms, link: RankLink, *, store: Store |
     Raises:
         CrossdockError: why the rank ends; ranks that wait for this one were released with the same reason.
     """
+    keep_freed_memory()
     with build_engine(plan, comms, link, store=store) as engine:
         link.send(Ready(rank=plan.place.rank, receipt=make_receipt(plan.config, plan.selection, engine.counters)))
         engine.run()
@@ -79,8 +80,6 @@ def build_engine(
     with _naming_lost_ranks(plan, store):
         check_agreement(agreement_fields(plan.selection), comms.host.world, _CPU)
         device = torch.device("cuda", torch.cuda.current_device()) if plan.selection.device == "cuda" else _CPU
-        if device.type == "cpu":
-            keep_freed_memory()
         built = build_runner(plan, comms, device)
         warm_up(built.runner, plan.sizes)
         counters, observers, gauges = _counters(plan, built), _observers(plan), dict[str, float]()

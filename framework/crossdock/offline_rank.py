@@ -31,7 +31,9 @@ def _run(folder: Path, rank: int, job: OfflineJob) -> None:
     from torch._C._distributed_c10d import FileStore
 
     from crossdock.comm import create_comms, join_process_group
+    from crossdock.host_memory import keep_freed_memory
 
+    keep_freed_memory()
     launch = job.config.launch
     plan = plan_rank(job.config, rank)
     sizes = plan.sizes

@@ -80,8 +80,10 @@ def generate(
     else:
         assert ids is not None
         prompts = read_ids(ids)
+    from crossdock.host_memory import keep_freed_memory
     from crossdock.offline import new_tokens, offline_job, run_job
 
+    keep_freed_memory()
     result = run_job(offline_job(config.checkpoint.path, prompts, sampling, config))
     answers = [new_tokens(outputs) for outputs in result.ordered_outputs()]
     if receipt is not None:

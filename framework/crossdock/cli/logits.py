@@ -40,8 +40,10 @@ def logits(
     prompts = read_ids(ids)
     check_output(out)
     check_output(receipt)
+    from crossdock.host_memory import keep_freed_memory
     from crossdock.offline import logits_job, run_job
 
+    keep_freed_memory()
     result = run_job(logits_job(config.checkpoint.path, prompts, config))
     write_arrays(out, result.ordered_logits())
     if receipt is not None:
