@@ -22,6 +22,8 @@ from crossdock.engine_seams import (
     StepSync,
 )
 from crossdock.errors import RequestError
+from crossdock.observe.timeline import Timeline
+from crossdock.overlap_gate import OverlapGate
 from crossdock.receipt import ReceiptCounters
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.scheduler import Scheduler
@@ -61,6 +63,10 @@ class RankEngine:
     between_steps: Sequence[BetweenSteps] = ()
     gauges: MutableMapping[str, float] = attrs.field(factory=dict[str, float])
     """Numbers that go with load reports to ``/metrics``; those who act between steps write them."""
+    overlap: OverlapGate | None = None
+    """Votes on overlap; None where the strategy runs one micro-batch."""
+    timeline: Timeline | None = None
+    """What the runner times; for observers."""
     on_prompt_logits: LogitSink | None = None
     """When given, requests that generate nothing and ask for no log-probabilities get the logits of all their rows."""
     eplb_pass: int = attrs.field(default=0, init=False)
@@ -128,6 +134,8 @@ class RankEngine:
             has_work=is_working and not self._stops,
             is_health_check=scheduled is not None and scheduled.is_health_check,
         )
+        if self.overlap is not None:
+            record = self.overlap.vote(record, [len(rows.tokens) for rows in work.sequences])
         return attrs.evolve(record, stop=int(self._stops), controls=num_controls)
 
     def _forward(self, agreed: AgreedStep, scheduled: Scheduled | None, work: StepWork) -> StepTokens:
@@ -228,6 +236,7 @@ class RankEngine:
             sync_wait_s=agreed.wait_s,
             duration_s=time.perf_counter() - started_s,
             is_health_check=not agreed.is_counted,
+            spans=() if self.timeline is None else self.timeline.last_spans,
         )
         for observer in self.observers:
             observer.on_step(event)

@@ -14,6 +14,7 @@ from crossdock.errors import OpStateError
 if TYPE_CHECKING:
     import torch
 
+    from crossdock.observe.timeline import PassMarks
     from crossdock.types.model import ForwardContext, Model, Op
     from crossdock.types.step import ForwardMode
     from crossdock.types.strategy import StagePlan, Strategy
@@ -51,19 +52,28 @@ class Executor:
             self._plans[mode] = plan
         return self._plans[mode]
 
-    def run(self, contexts: Sequence[ForwardContext]) -> tuple[torch.Tensor, ...]:
+    def run(self, contexts: Sequence[ForwardContext], marks: PassMarks | None = None) -> tuple[torch.Tensor, ...]:
         """One forward pass of one or more micro-batches.
 
         Args:
             contexts: one a micro-batch. The global forward mode of the first one's step chooses the plan, so that every rank takes the same.
+            marks: gets a mark after each operation; None where the pass is not timed.
 
         Returns:
             Logits [R, vocab] float32 of each micro-batch.
         """
         plan = self.plan(contexts[0].batch.step.forward_mode)
         states: list[dict[str, Any]] = [{} for _ in contexts]
+        if marks is not None:
+            marks.begin()
         for micro_batch, stage in stage_order(len(plan.stages), plan.offset, len(contexts)):
-            run_ops(plan.stages[stage], contexts[micro_batch], states[micro_batch])
+            ops = plan.stages[stage]
+            if marks is None:
+                run_ops(ops, contexts[micro_batch], states[micro_batch])
+                continue
+            for op in ops:
+                run_ops((op,), contexts[micro_batch], states[micro_batch])
+                marks.op_ended(micro_batch, op)
         return tuple(state[LOGITS] for state in states)
 
 

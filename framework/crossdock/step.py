@@ -9,13 +9,11 @@ import attrs
 
 from crossdock.errors import AgreementError
 from crossdock.groups import align_rows
+from crossdock.overlap_decision import OverlapRules, active_modes, decide_overlap
 from crossdock.padding import choose_padding, padded_tokens
 from crossdock.types.padding import PaddingPolicy
 from crossdock.types.parallel import ParallelSizes
 from crossdock.types.step import DispatchMode, ForwardMode, StepCounts, StepPlan, StepRecord
-
-PASSIVE_MODES = (ForwardMode.IDLE, ForwardMode.PREBUILT)
-"""Modes of a replica that brings no rows."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -32,8 +30,8 @@ class StepRules:
     symmetric_counts_required: bool = False
     captured_rows: tuple[int, ...] = ()
     """Captured graph sizes in rows of a replica, ascending; empty when steps are not captured."""
-    overlap: bool = False
-    """The strategy runs two micro-batches."""
+    overlap: OverlapRules | None = None
+    """None where the strategy runs one micro-batch."""
     variable_all_reduce_max_bytes: int = 0
     has_hybrid_state: bool = False
 
@@ -78,8 +76,8 @@ def decide_step(records: Sequence[StepRecord], rules: StepRules) -> StepPlan:
     else:
         mode = rules.padding.captured_mode()
         padded = (bucket,) * len(live)
-    forward_mode = global_mode(records)
-    overlap, overlap_reason = _overlap(records, forward_mode, rules)
+    forward_mode, dispatch_mode = global_mode(records), _dispatch_mode(prefills, rules)
+    overlap, overlap_reason = decide_overlap(records, dispatch_mode, rules.overlap)
     return StepPlan(
         step=records[0].step,
         eplb_pass=records[0].eplb_pass,
@@ -87,7 +85,7 @@ def decide_step(records: Sequence[StepRecord], rules: StepRules) -> StepPlan:
         padded_tokens=padded,
         padding_mode=mode,
         forward_mode=forward_mode,
-        dispatch_mode=_dispatch_mode(prefills, rules),
+        dispatch_mode=dispatch_mode,
         overlap=overlap,
         overlap_reason=overlap_reason,
         bucket=bucket,
@@ -95,11 +93,6 @@ def decide_step(records: Sequence[StepRecord], rules: StepRules) -> StepPlan:
         park=not any(record.has_work or record.num_tokens for record in records),
         overlap_rows=tuple(record.overlap_rows for record in records) if overlap else (),
     )
-
-
-def active_modes(records: Sequence[StepRecord]) -> frozenset[ForwardMode]:
-    """Modes of the replicas that bring rows."""
-    return frozenset(ForwardMode(record.local_forward_mode) for record in records) - frozenset(PASSIVE_MODES)
 
 
 def global_mode(records: Sequence[StepRecord]) -> ForwardMode:
@@ -149,16 +142,3 @@ def _dispatch_mode(prefills: bool, rules: StepRules) -> DispatchMode:
     if len(rules.dispatch_modes) == 1:
         return next(iter(rules.dispatch_modes))
     return DispatchMode.NORMAL if prefills else DispatchMode.LOW_LATENCY
-
-
-def _overlap(records: Sequence[StepRecord], mode: ForwardMode, rules: StepRules) -> tuple[bool, str]:
-    """Whether every replica runs two micro-batches, or why none does (the facts, section 7.2)."""
-    if not rules.overlap:
-        return False, "off"
-    if mode is ForwardMode.IDLE:
-        return False, "all_idle"
-    if len(active_modes(records)) > 1:
-        return False, "modes_differ"
-    if not all(record.local_can_run_overlap for record in records):
-        return False, "vote"
-    return True, ""

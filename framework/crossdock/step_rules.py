@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from crossdock.graph_sizes import captured_rows
+from crossdock.overlap_decision import OverlapRules
 from crossdock.padding import make_padding
 from crossdock.rank_plan import RankPlan
 from crossdock.step import StepRules
@@ -25,5 +26,9 @@ def step_rules(plan: RankPlan) -> StepRules:
         dispatch_modes=frozenset({DispatchMode.NORMAL}) if dispatcher is None else dispatcher.modes,
         symmetric_counts_required=dispatcher is not None and dispatcher.symmetric_counts_required,
         captured_rows=captured_rows(plan),
-        overlap=strategy.micro_batches > 1,
+        overlap=None
+        if strategy.micro_batches == 1
+        else OverlapRules(
+            limits=strategy.overlap, has_communication=dispatcher is not None and dispatcher.split_is_useful
+        ),
     )

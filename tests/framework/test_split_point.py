@@ -3,10 +3,12 @@
 import attrs
 import pytest
 from crossdock.groups import resolve_sizes
+from crossdock.overlap_decision import OverlapRules
 from crossdock.padding import make_padding
 from crossdock.split_point import SplitPoint, child_plans, split_point
 from crossdock.step import StepRules, decide_step
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
+from crossdock.types.strategy import OverlapLimits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,7 +127,7 @@ def test_tiny_and_idle_batches_overlap_on_all_ranks_or_on_none(tokens, decodes, 
         padding=make_padding("cost", {}),
         hidden_size=8,
         itemsize=4,
-        overlap=True,
+        overlap=OverlapRules(limits=OverlapLimits(is_gated=False)),
     )
     for mode, expected in ((DECODE, decodes), (PREFILL, prefills)):
         plan = decide_step([voted(mode, rows) for rows in tokens], rules)

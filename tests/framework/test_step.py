@@ -4,13 +4,16 @@ import attrs
 import pytest
 from crossdock.errors import AgreementError
 from crossdock.groups import resolve_sizes
+from crossdock.overlap_decision import OverlapRules
 from crossdock.padding import make_padding
 from crossdock.step import StepRules, decide_step, needs_idle_batch
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepRecord
+from crossdock.types.strategy import OverlapLimits
 from hypothesis import given
 from hypothesis import strategies as st
 
 BOTH_PROTOCOLS = frozenset(DispatchMode)
+ALWAYS = OverlapRules(limits=OverlapLimits(is_gated=False))
 
 
 def rules(replicas, attn_tp=1, **changes):
@@ -47,7 +50,7 @@ PREBUILT = StepRecord(local_forward_mode=ForwardMode.PREBUILT, has_work=1)
 def test_golden_values_a5():
     plan = decide_step(
         [decode(5), IDLE, prefill(300), PREBUILT],
-        rules(4, dispatch_modes=BOTH_PROTOCOLS, overlap=True, captured_rows=(8, 16, 512)),
+        rules(4, dispatch_modes=BOTH_PROTOCOLS, overlap=ALWAYS, captured_rows=(8, 16, 512)),
     )
     assert plan.live_tokens == (5, 0, 300, 0)
     assert plan.bucket is None and plan.graph_reason == "prefill"
@@ -104,7 +107,7 @@ def test_rows_are_aligned_to_attention_tp_before_the_padding_mode_is_chosen():
 
 
 def test_overlap_needs_every_vote_and_one_mode():
-    both = rules(2, overlap=True)
+    both = rules(2, overlap=ALWAYS)
     voted = decide_step([decode(8, overlap_rows=4), decode(2, overlap_rows=1)], both)
     assert voted.overlap and voted.overlap_rows == (4, 1)
     assert decide_step([decode(8), decode(1, local_can_run_overlap=0)], both).overlap_reason == "vote"

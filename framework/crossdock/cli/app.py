@@ -55,6 +55,12 @@ def _config() -> Any:
     return config_app
 
 
+def _trace() -> Any:
+    from crossdock.cli.trace import trace_app
+
+    return trace_app
+
+
 def _env() -> Any:
     from crossdock.cli.env import env
 
@@ -84,6 +90,7 @@ COMMANDS: dict[str, Command] = {
     "bench": Command(help="Benchmarks.", load=_bench),
     "plugins": Command(help="List, check and write plugins.", load=_plugins),
     "config": Command(help="Show, validate and compare configurations.", load=_config),
+    "trace": Command(help="Numbers and a picture of recorded timelines.", load=_trace),
     "env": Command(help="What this environment can run, and which optional packages fit.", load=_env),
 }
 

@@ -12,20 +12,22 @@ from crossdock.attention import make_attention
 from crossdock.checkpoint import SafetensorsCheckpoint
 from crossdock.checkpoint_config import read_config
 from crossdock.executor import Executor
-from crossdock.groups import rank_place
+from crossdock.micro_batches import ContextMaker
 from crossdock.model import make_model, model_info
-from crossdock.row_mask import rows_in
+from crossdock.observe.timeline import PassMarks
+from crossdock.overlap_decision import OverlapRules, decide_overlap
+from crossdock.overlap_gate import with_vote
+from crossdock.split import merge_logits
 from crossdock.strategy import make_strategy
 from crossdock.testing.model_parts import CPU, DriverChoice, make_moe_parts, make_pools
 from crossdock.testing.world import RankContext
 from crossdock.types.attention import AttentionSpec
 from crossdock.types.batch import ForwardBatch
 from crossdock.types.comm import Comms
-from crossdock.types.dispatch import DispatchStep
 from crossdock.types.layout import FULL_ROWS
-from crossdock.types.model import Checkpoint, ForwardContext, Model, ModelInfo, ModelSpec
+from crossdock.types.model import Checkpoint, Model, ModelInfo, ModelSpec
 from crossdock.types.parallel import ParallelSizes, RankPlace
-from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
+from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
 
 Work = Mapping[int, Sequence[int]]
 """Sequence id -> its next tokens, in the order of the batch."""
@@ -42,11 +44,18 @@ class ModelDriver:
         attention_spec = AttentionSpec(
             page_tokens=choice.page_tokens, num_heads=self.info.num_heads, kv=self.info.kv, dtype=dtype, device=CPU
         )
-        self._attention = make_attention("torch", {}, attention_spec)
+        self._attention = make_attention("torch", choice.attention_options, attention_spec)
+        strategy = make_strategy(choice.strategy, choice.strategy_options)
         checkpoint: Checkpoint = SafetensorsCheckpoint(folder)
         names = frozenset(checkpoint.names())
-        moe = make_moe_parts(choice, self.info.moe, sizes, place, comms, dtype) if self.info.moe else None
+        in_flight = strategy.capabilities.micro_batches
+        moe = make_moe_parts(choice, self.info.moe, sizes, place, comms, dtype, in_flight) if self.info.moe else None
         self._dispatch_rows = moe.dispatcher.capabilities.input_rows if moe else FULL_ROWS
+        self._limits = strategy.capabilities.overlap
+        self._rules = None
+        if in_flight > 1:
+            has_communication = moe is not None and moe.dispatcher.capabilities.split_is_useful
+            self._rules = OverlapRules(limits=self._limits, has_communication=has_communication)
         spec = ModelSpec(
             config=config,
             checkpoint=checkpoint,
@@ -63,12 +72,16 @@ class ModelDriver:
         self.tensors_read = names - frozenset(checkpoint.unused())
         self.caches = [make_pools(self.info.kv, choice, dtype) for _ in range(self.info.num_layers)]
         self.model.bind_kv_cache(self.caches)
-        self._executor = Executor(self.model, make_strategy("sequential", {}))
+        self._executor = Executor(self.model, strategy)
+        self.overlap_reasons: list[str] = []
+        """Of each step so far why it did not overlap; empty for one that did."""
         order = torch.Generator().manual_seed(0)
         self._free = (1 + torch.randperm(choice.num_pages - 1, generator=order)).tolist()
         self._pages: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
         self._step = 0
+        self.marks: PassMarks | None = None
+        """Gets the moments of the operations of the next steps."""
 
     def step(self, work: Sequence[Work], *, last_only: bool = False) -> dict[int, torch.Tensor]:
         """One step of all replicas. Every rank passes the same ``work``, one entry a replica.
@@ -83,23 +96,30 @@ class ModelDriver:
             batch = attrs.evolve(batch, logit_rows=torch.tensor(wanted, dtype=torch.int64).cumsum(0) - 1)
             wanted = [1] * len(wanted)
         self._step += 1
+        maker = ContextMaker(
+            attention=self._attention, sizes=self._sizes, dispatch_rows=self._dispatch_rows, overlap=self._limits
+        )
         with torch.inference_mode():
-            metadata = self._attention.plan(batch)
-            counts = self._source_counts(batch.step)
-            context = ForwardContext(
-                batch=batch, attn_metadata=metadata, dispatch_step=DispatchStep(source_counts=counts)
-            )
-            (logits,) = self._executor.run([context])
+            contexts = maker.contexts(batch, self._executor.plan(batch.step.forward_mode))
+            logits = merge_logits(self._executor.run(contexts, self.marks))
         return dict(zip(own, logits.split(wanted), strict=True))
 
-    def _source_counts(self, step: StepPlan) -> tuple[int, ...]:
-        """Rows that each rank brings to a dispatch."""
-        ranks = [rank_place(self._sizes, rank) for rank in range(self._sizes.ranks)]
-        return tuple(rows_in(self._dispatch_rows, step, self._sizes, place) for place in ranks)
+    def _with_overlap(self, plan: StepPlan, work: Sequence[Work]) -> StepPlan:
+        """The plan with the decision that the replicas' records lead to."""
+        records: list[StepRecord] = []
+        for replica in work:
+            lengths = [len(tokens) for tokens in replica.values()]
+            record = StepRecord(num_tokens=sum(lengths), local_forward_mode=int(_mode([replica])), step=plan.step)
+            records.append(with_vote(record, lengths, self._limits))
+        overlap, reason = decide_overlap(records, plan.dispatch_mode, self._rules)
+        self.overlap_reasons.append(reason)
+        rows = tuple(record.overlap_rows for record in records) if overlap else ()
+        return attrs.evolve(plan, overlap=overlap, overlap_reason=reason, overlap_rows=rows)
 
     def _batch(self, work: Sequence[Work], own: Work) -> ForwardBatch:
         live = tuple(sum(len(tokens) for tokens in replica.values()) for replica in work)
         plan = _step_plan(self._step, live, self._sizes.attn_tp_size, self._choice.padding_mode, _mode(work))
+        plan = self._with_overlap(plan, work)
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []

@@ -9,9 +9,10 @@ from crossdock.dispatch import make_dispatcher
 from crossdock.experts import adapt_experts, layouts_needed, make_experts
 from crossdock.location import make_expert_location, placement_maps
 from crossdock.placement import trivial_placement
+from crossdock.testing.delayed_dispatcher import DelayedDispatcher
 from crossdock.types.attention import KvSpec
 from crossdock.types.comm import Comms
-from crossdock.types.dispatch import DispatcherSpec, Received
+from crossdock.types.dispatch import Dispatcher, DispatcherSpec, Received
 from crossdock.types.experts import ExpertsSpec
 from crossdock.types.location import PickerSpec
 from crossdock.types.model import MoeParts, MoeSpec
@@ -38,6 +39,11 @@ class DriverChoice:
 
     folder: str
     dispatcher: str = "allgatherv"
+    dispatcher_delay_us: int = 0
+    """Rows are held back so long after their begin, as on a slow network."""
+    strategy: str = "sequential"
+    strategy_options: dict[str, object] = attrs.field(factory=dict[str, object])
+    attention_options: dict[str, object] = attrs.field(factory=dict[str, object])
     experts: str = "torch"
     padding_mode: PaddingMode = PaddingMode.SUM_LEN
     dense_tp_size: int = 0
@@ -61,7 +67,13 @@ def make_pools(kv: KvSpec, choice: DriverChoice, dtype: torch.dtype) -> tuple[to
 
 
 def make_moe_parts(
-    choice: DriverChoice, moe: MoeSpec, sizes: ParallelSizes, place: RankPlace, comms: Comms, dtype: torch.dtype
+    choice: DriverChoice,
+    moe: MoeSpec,
+    sizes: ParallelSizes,
+    place: RankPlace,
+    comms: Comms,
+    dtype: torch.dtype,
+    max_in_flight: int = 1,
 ) -> MoeParts:
     """Dispatcher, experts, picker and maps of a trivial placement; nothing is recorded."""
     physical = moe.num_logical_experts + choice.redundant_experts
@@ -87,9 +99,12 @@ def make_moe_parts(
         dtype=dtype,
         device=CPU,
         max_rows_per_rank=choice.max_rows,
+        max_in_flight=max_in_flight,
         accepted_layouts=layouts_needed(experts.capabilities.layouts),
     )
-    dispatcher = make_dispatcher(choice.dispatcher, {}, dispatcher_spec)
+    dispatcher: Dispatcher = make_dispatcher(choice.dispatcher, {}, dispatcher_spec)
+    if choice.dispatcher_delay_us:
+        dispatcher = DelayedDispatcher(dispatcher, choice.dispatcher_delay_us / 1e6)
     placement = trivial_placement(len(moe.layers), moe.num_logical_experts, physical)
     maps = placement_maps(placement, CPU)
     topology = Topology(

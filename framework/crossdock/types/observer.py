@@ -9,6 +9,22 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
+class Span:
+    """One operation of one micro-batch on one rank."""
+
+    step: int
+    micro_batch: int
+    layer: int
+    """-1 before the first layer."""
+    name: str
+    category: str
+    """``attention``, ``boundary``, ``route``, ``dispatch``, ``experts``, ``combine``, ``wait``, ``dense`` or ``other``."""
+    begin_us: float
+    """On a clock that the ranks of a machine share."""
+    duration_us: float
+
+
+@attrs.frozen(kw_only=True)
 class StepEvent:
     """One finished step of one replica."""
 
@@ -26,6 +42,8 @@ class StepEvent:
     sync_wait_s: float
     duration_s: float
     is_health_check: bool
+    spans: tuple[Span, ...] = ()
+    """Of the steps whose operations were timed; empty for the others."""
 
 
 class Observer(Protocol):

@@ -57,6 +57,8 @@ class StepRecord:
     """Controls for all ranks that this replica has received since the start; the smallest count is what all may execute."""
     overlap_rows: int = 0
     """Live rows of this replica's first micro-batch, should the step overlap; its peers need them to size gathered buffers."""
+    overlap_gain_us: int = 0
+    """Time that overlap is predicted to save this replica in this step, negative where it costs; 0 while nothing was measured."""
 
 
 @attrs.frozen(kw_only=True)

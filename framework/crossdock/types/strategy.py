@@ -12,6 +12,22 @@ from crossdock.types.step import ForwardMode
 
 
 @attrs.frozen(kw_only=True)
+class OverlapLimits:
+    """When a step is worth two micro-batches, and where it is cut: plain data, so that every rank decides the same."""
+
+    min_prefill_rows: int = 512
+    """A step with prompt rows is cut when its largest replica has so many rows."""
+    min_decode_rows: int = 32
+    """The same for a step of decode rows alone."""
+    balance_threshold: float = 0.48
+    """Smallest share of rows that a half may have before a sequence is cut instead; at most 0.5, and 0 never cuts one."""
+    mixes_modes: bool = False
+    """Replicas of different modes overlap in the same step, each cut by the rule of its own mode."""
+    is_gated: bool = True
+    """False: steps overlap whatever sizes, dispatcher and measured times say."""
+
+
+@attrs.frozen(kw_only=True)
 class StrategyCapabilities:
     """What a strategy needs from the dispatcher and the device."""
 
@@ -19,6 +35,8 @@ class StrategyCapabilities:
     """Dispatcher slots needed at once."""
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
     graph_capture: bool = True
+    overlap: OverlapLimits = attrs.field(factory=OverlapLimits)
+    """Means something with two micro-batches only."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -34,6 +52,8 @@ class StagePlan:
     side_stream_ops: frozenset[str] = frozenset()
     """Names of ops that run on a side stream where the device has streams."""
     compute_sm_fraction: float = 1.0
+    spares_communication_sms: bool = False
+    """Experts leave the SMs alone that the dispatcher says its communication uses."""
 
 
 class Strategy(Protocol):

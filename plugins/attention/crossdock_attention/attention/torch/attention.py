@@ -41,6 +41,7 @@ class TorchAttention:
             page_tokens=spec.page_tokens,
             dtype=spec.dtype,
             padding_share=options.padding_share,
+            rows_alone=options.rows == "alone",
             reads_pages=options.decode == "auto"
             and serves(spec.dtype, spec.device, key_dim=key_dim, value_dim=value_dim, page_tokens=spec.page_tokens),
         )

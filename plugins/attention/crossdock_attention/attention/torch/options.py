@@ -26,3 +26,7 @@ class TorchAttentionOptions:
         default=512,
         validator=attrs.validators.ge(1),
     )
+    rows: Literal["together", "alone"] = option(
+        "alone: each row is attended by itself, so that its bits do not depend on the rows of its step; slow, for comparisons",
+        default="together",
+    )

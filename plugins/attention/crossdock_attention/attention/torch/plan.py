@@ -73,6 +73,8 @@ class PlanRules:
     padding_share: float
     reads_pages: bool
     """Decode rows go to the kernel that reads pages."""
+    rows_alone: bool = False
+    """Every row is a group of its own, rows of a prompt too."""
 
 
 def make_plan(batch: ForwardBatch, rules: PlanRules) -> TorchPlan:
@@ -82,6 +84,8 @@ def make_plan(batch: ForwardBatch, rules: PlanRules) -> TorchPlan:
         MisuseError: a sequence is longer than its row of the page table, or a page id is negative.
     """
     _check_table(batch, rules.page_tokens)
+    if rules.rows_alone:
+        return _rows_alone(batch, rules)
     members: list[tuple[int, int]] = []
     spans: list[PrefillSpan] = []
     row = 0
@@ -98,6 +102,28 @@ def make_plan(batch: ForwardBatch, rules: PlanRules) -> TorchPlan:
         groups = _similar_lengths(members, batch.seq_lens, rules.padding_share)
         decodes = tuple(_decode_group(group, batch, rules.page_tokens, rules.dtype) for group in groups)
     return TorchPlan(decodes=decodes, spans=tuple(spans), live_rows=row, max_slot=_max_slot(batch, rules.page_tokens))
+
+
+def _rows_alone(batch: ForwardBatch, rules: PlanRules) -> TorchPlan:
+    """A decode group for each row. Keys of later rows of its sequence are in the cache by then and are not looked at."""
+    groups: list[DecodeGroup | PagedDecodes] = []
+    row = 0
+    for sequence, (rows, length) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
+        for seen in range(length - rows + 1, length + 1):
+            pages, index = (
+                batch.page_table[sequence : sequence + 1],
+                torch.tensor([row], device=batch.page_table.device),
+            )
+            if rules.reads_pages:
+                lengths = torch.tensor([seen], dtype=torch.int64)
+                groups.append(
+                    PagedDecodes(rows=index, pages=pages.to(torch.int32).contiguous(), lengths=lengths, size=1)
+                )
+            else:
+                slots = _slots(pages, seen, rules.page_tokens).reshape(-1)
+                groups.append(DecodeGroup(rows=index, slots=slots, mask=None, size=1, length=seen))
+            row += 1
+    return TorchPlan(decodes=tuple(groups), spans=(), live_rows=row, max_slot=_max_slot(batch, rules.page_tokens))
 
 
 def _span(batch: ForwardBatch, sequence: int, row: int, page_tokens: int) -> PrefillSpan:

@@ -1,0 +1,79 @@
+"""``crossdock trace``: what a timeline says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import attrs
+from cyclopts import App
+from rich.console import Console
+from rich.table import Table
+
+from crossdock.errors import UsageError
+from crossdock.observe.lane_picture import lane_picture
+from crossdock.observe.span_shares import SpanShares, span_shares
+from crossdock.observe.trace_files import read_trace
+from crossdock.types.observer import Span
+
+trace_app = App(name="trace", help="What a timeline says.")
+
+
+@trace_app.command
+def summary(
+    *files: Path, format: Literal["text", "json"] = "text", svg: Path | None = None, step: int | None = None
+) -> None:
+    """Exposed communication, overlap ratio and bubble of each rank.
+
+    Parameters
+    ----------
+    files
+        Files of ``/stop_profile`` or of the ``chrome_trace`` observer, one a rank.
+    format
+        ``json`` for machines.
+    svg
+        Also draw the lanes into this file.
+    step
+        Look at this step alone.
+    """
+    if not files:
+        raise UsageError("give at least one trace file: those of /stop_profile or of the chrome_trace observer")
+    spans: dict[int, tuple[Span, ...]] = {}
+    for file in files:
+        for rank, found in read_trace(file).items():
+            spans[rank] = (*spans.get(rank, ()), *(span for span in found if step in (None, span.step)))
+    if not any(spans.values()):
+        raise UsageError(
+            f"{', '.join(map(str, files))}: no timed operation" + ("" if step is None else f" of step {step}")
+        )
+    if svg is not None:
+        svg.write_text(lane_picture(spans), encoding="utf-8")
+    shares = {rank: span_shares(found) for rank, found in spans.items()}
+    if format == "json":
+        print(json.dumps([_row(rank, found) for rank, found in shares.items()], indent=2))
+        return
+    Console().print(_table(shares))
+
+
+def _row(rank: int, shares: SpanShares) -> dict[str, object]:
+    return {"rank": rank, **attrs.asdict(shares), "overlap_ratio": shares.overlap_ratio, "bubble": shares.bubble}
+
+
+def _table(shares: dict[int, SpanShares]) -> Table:
+    table = Table(
+        "rank", "passes", "wall ms", "in flight ms", "exposed ms", "overlap ratio", "bubble", "ms by category"
+    )
+    for rank, found in shares.items():
+        by_size = sorted(found.category_us.items(), key=lambda entry: -entry[1])
+        table.add_row(
+            str(rank),
+            str(found.passes),
+            f"{found.wall_us / 1e3:.2f}",
+            f"{found.in_flight_us / 1e3:.2f}",
+            f"{found.exposed_us / 1e3:.2f}",
+            f"{found.overlap_ratio:.3f}",
+            f"{found.bubble:.3f}",
+            ", ".join(f"{category} {us / 1e3:.2f}" for category, us in by_size),
+        )
+    return table

@@ -1,0 +1,77 @@
+"""What spans say about overlap: exposed communication, the share of it that was hidden, and the bubble."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import attrs
+
+from crossdock.types.observer import Span
+
+SENDS = frozenset({"dispatch", "combine"})
+"""Categories whose end is the begin of a transfer; the next ``wait`` of the layer is its end."""
+WAIT = "wait"
+
+
+@attrs.frozen(kw_only=True)
+class SpanShares:
+    """Of one rank, over one pass or several."""
+
+    passes: int
+    wall_us: float
+    """Passes from their first operation to their last."""
+    category_us: dict[str, float]
+    in_flight_us: float
+    """Transfers from the end of their begin to the end of their end, micro-batch by micro-batch."""
+    exposed_us: float
+    """Part of it in which the rank did nothing else: the operations that finish transfers, with what they unpack."""
+
+    @property
+    def overlap_ratio(self) -> float:
+        """Share of communication that was hidden behind computation; 0 without communication."""
+        return 1.0 - self.exposed_us / self.in_flight_us if self.in_flight_us else 0.0
+
+    @property
+    def bubble(self) -> float:
+        """Share of the passes that was spent waiting for rows."""
+        return self.exposed_us / self.wall_us if self.wall_us else 0.0
+
+    def gauges(self) -> dict[str, float]:
+        """For ``/metrics``."""
+        return {
+            "overlap_exposed_seconds": self.exposed_us / 1e6,
+            "overlap_hidden_ratio": self.overlap_ratio,
+            "overlap_bubble_ratio": self.bubble,
+        }
+
+
+def span_shares(spans: Iterable[Span]) -> SpanShares:
+    """The numbers of one rank's spans."""
+    passes: dict[int, tuple[float, float]] = {}
+    lanes: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
+    category_us: defaultdict[str, float] = defaultdict(float)
+    for span in spans:
+        end = span.begin_us + span.duration_us
+        begin, last = passes.get(span.step, (span.begin_us, end))
+        passes[span.step] = min(begin, span.begin_us), max(last, end)
+        lanes[span.step, span.micro_batch].append(span)
+        category_us[span.category] += span.duration_us
+    in_flight = exposed = 0.0
+    for lane in lanes.values():
+        sent_us: float | None = None
+        for span in sorted(lane, key=lambda span: span.begin_us):
+            end = span.begin_us + span.duration_us
+            if span.category in SENDS:
+                sent_us = end
+            elif span.category == WAIT and sent_us is not None:
+                in_flight += end - sent_us
+                exposed += span.duration_us
+                sent_us = None
+    return SpanShares(
+        passes=len(passes),
+        wall_us=sum(last - begin for begin, last in passes.values()),
+        category_us=dict(category_us),
+        in_flight_us=in_flight,
+        exposed_us=exposed,
+    )

@@ -1,0 +1,84 @@
+"""Spans as Chrome trace events, which Perfetto opens: a process a rank, a thread a micro-batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from crossdock.errors import LoadFileError
+from crossdock.types.observer import Span
+
+
+def span_event(rank: int, span: Span) -> dict[str, Any]:
+    """A complete event, times in microseconds."""
+    return {
+        "name": span.name,
+        "cat": span.category,
+        "ph": "X",
+        "ts": round(span.begin_us, 3),
+        "dur": round(span.duration_us, 3),
+        "pid": rank,
+        "tid": span.micro_batch,
+        "args": {"layer": span.layer, "step": span.step},
+    }
+
+
+def name_events(rank: int) -> list[dict[str, Any]]:
+    """What the lanes are called."""
+    lanes = [(micro_batch, f"micro-batch {micro_batch}") for micro_batch in (0, 1)]
+    return [
+        {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}},
+        *({"name": "thread_name", "ph": "M", "pid": rank, "tid": tid, "args": {"name": name}} for tid, name in lanes),
+    ]
+
+
+def write_trace(path: Path, rank: int, spans: Iterable[Span]) -> None:
+    """One rank's spans as a trace file; the folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    events = [*name_events(rank), *(span_event(rank, span) for span in spans)]
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+
+
+def read_trace(path: Path) -> dict[int, tuple[Span, ...]]:
+    """Spans by rank; events that are not operations are passed over. A list that is still being written is read as far as it goes.
+
+    Raises:
+        LoadFileError: the file cannot be read, or is no trace of ours.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadFileError(f"{path}: {error}") from error
+    try:
+        spans: dict[int, list[Span]] = {}
+        for event in _events(text):
+            if event.get("ph") == "X" and "layer" in event.get("args", {}):
+                spans.setdefault(int(event["pid"]), []).append(_span(event))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadFileError(
+            f"{path} is no trace of Crossdock ({error}); give a file of /stop_profile or of the chrome_trace observer"
+        ) from error
+    return {rank: tuple(found) for rank, found in sorted(spans.items())}
+
+
+def _events(text: str) -> list[dict[str, Any]]:
+    if text.lstrip().startswith("["):
+        body = text.strip().removesuffix("]").rstrip().rstrip(",")
+        events: list[dict[str, Any]] = json.loads(body + "]")
+        return events
+    content: dict[str, list[dict[str, Any]]] = json.loads(text)
+    return content["traceEvents"]
+
+
+def _span(event: Mapping[str, Any]) -> Span:
+    return Span(
+        step=int(event["args"]["step"]),
+        micro_batch=int(event["tid"]),
+        layer=int(event["args"]["layer"]),
+        name=str(event["name"]),
+        category=str(event["cat"]),
+        begin_us=float(event["ts"]),
+        duration_us=float(event["dur"]),
+    )

@@ -1,0 +1,1 @@
+"""One micro-batch; the shared experts run while routed rows travel."""

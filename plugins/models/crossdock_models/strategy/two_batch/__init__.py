@@ -1,0 +1,1 @@
+"""Two micro-batches in turn: one computes while the other's rows travel."""

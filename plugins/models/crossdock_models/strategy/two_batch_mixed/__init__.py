@@ -1,0 +1,1 @@
+"""Two micro-batches in turn, also in steps in which some replicas prefill while others decode."""

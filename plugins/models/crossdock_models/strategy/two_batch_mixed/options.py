@@ -1,0 +1,12 @@
+"""Options of the ``two_batch_mixed`` strategy."""
+
+from __future__ import annotations
+
+import attrs
+
+from crossdock_models._shared.overlap_options import OverlapOptions
+
+
+@attrs.frozen(kw_only=True)
+class TwoBatchMixedOptions(OverlapOptions):
+    """When a step is cut in two, and where."""
