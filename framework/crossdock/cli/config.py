@@ -7,9 +7,9 @@ from pathlib import Path
 from cyclopts import App
 
 from crossdock.cli.flags import ConfigFlags
-from crossdock.compatibility import check_selection
 from crossdock.config_load import file_layer, load_config
 from crossdock.config_render import config_differences, render_config
+from crossdock.rank_plan import plan_rank
 
 config_app = App(name="config", help="Show, validate and compare configurations.")
 
@@ -30,10 +30,12 @@ def show(*, resolved: bool = False, flags: ConfigFlags = _NO_FLAGS) -> None:
 
 @config_app.command
 def validate(*, flags: ConfigFlags = _NO_FLAGS) -> None:
-    """Check values, plugins and their options, and whether the selection works together; no rank is started."""
-    loaded = flags.load()
-    selection = check_selection(loaded.config)
-    for line in selection.lines():
+    """Check values, checkpoint facts, plugins and their options, and whether all of it works together; no rank is started."""
+    plan = plan_rank(flags.load().config, 0)
+    print(f"checkpoint: {plan.folder} ({plan.info.model_type}, {plan.info.num_layers} layers, {plan.dtype})")
+    if plan.num_physical_experts:
+        print(f"experts: {plan.num_physical_experts} slots over moe_ep_size = {plan.sizes.moe_ep_size} ranks")
+    for line in plan.selection.lines():
         print(line)
 
 

@@ -113,6 +113,8 @@ def test_an_empty_file_is_the_defaults(capsys: pytest.CaptureFixture[str], tmp_p
         (["config", "validate", "--ranks", "4", "--moe-ep", "2", "--dispatcher", "alltoallv"], "[a2a_needs_full_ep]"),
         (["config", "validate", "--ranks", "2", "--attn-cp", "2"], "[attn_cp_refused]"),
         (["config", "validate", "--set", "scheduler.chunk_token=3"], "did you mean 'chunk_tokens'?"),
+        (["config", "validate", "--set", "checkpoint.path=/nowhere"], "does not exist"),
+        (["config", "validate", "--ranks", "3", "--moe-ep", "3", "--attn-dp", "3"], "eplb.slots = 33"),
     ],
 )
 def test_wrong_usage_is_one_line_with_a_hint_and_exit_2(
@@ -125,6 +127,8 @@ def test_a_valid_configuration_is_told_point_by_point(capsys: pytest.CaptureFixt
     code, out, err = run(capsys, "config", "validate", "--config", str(config_file))
     assert (code, err) == (0, "")
     assert "dispatcher: alltoallv (crossdock" in out
+    assert "crossdock-mini (deepseek_v3, 7 layers, bfloat16)" in out
+    assert "experts: 32 slots over moe_ep_size = 4 ranks" in out
 
 
 def test_diff_exits_1_when_files_differ(capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path) -> None:
