@@ -11,9 +11,9 @@ import torch
 from crossdock.attention import make_attention
 from crossdock.checkpoint import open_checkpoint
 from crossdock.comm import RankComms
+from crossdock.decode_graphs_build import make_decode_graphs
 from crossdock.eplb.build import make_spare_slots
 from crossdock.eplb.spare_slots import SpareSlots
-from crossdock.decode_graphs_build import make_decode_graphs
 from crossdock.executor import Executor
 from crossdock.kv_storage import KvPlan, KvStorage, elements_per_token, plan_kv_cache
 from crossdock.model import make_model
@@ -79,6 +79,8 @@ def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> Buil
         recorder=recorder,
         dispatch_rows=FULL_ROWS if moe is None else moe.dispatcher.capabilities.input_rows,
         eos_token_ids=frozenset(plan.info.eos_token_ids),
+        overlap=strategy.capabilities.overlap,
+        communication_sms=0 if moe is None else moe.dispatcher.capabilities.communication_sms,
     )
     runner.graphs = make_decode_graphs(plan, runner)
     return BuiltRunner(runner=runner, model=model, kv=kv, moe=moe, recorder=recorder, spare=spare)
