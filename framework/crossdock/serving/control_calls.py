@@ -9,7 +9,7 @@ from typing import Protocol
 
 import attrs
 
-from crossdock.errors import RuntimeFault
+from crossdock.errors import RequestError, RuntimeFault
 from crossdock.types.link import ControlReply, Incoming
 
 
@@ -57,7 +57,8 @@ class ControlCalls:
         """Waits for the replies of a call and closes it; they are in the order of its leaders.
 
         Raises:
-            RuntimeFault: a leader did not answer in time, or answered with an error.
+            RuntimeFault: a leader did not answer in time, or the engine failed.
+            RequestError: a leader refused the verb; the engine goes on.
         """
         call = self._open[call_id]
         try:
@@ -68,7 +69,7 @@ class ControlCalls:
             del self._open[call_id]
         errors = [f"rank {reply.rank}: {reply.error}" for reply in call.replies.values() if reply.error]
         if errors:
-            raise RuntimeFault(f"{verb}: {'; '.join(errors)}")
+            raise RequestError(f"{verb}: {'; '.join(errors)}")
         return [call.replies[leader] for leader in call.leaders]
 
     def reply(self, reply: ControlReply) -> None:

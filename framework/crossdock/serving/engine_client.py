@@ -140,7 +140,8 @@ class EngineClient:
         """Sends a verb to all replica leaders; their replies in replica order.
 
         Raises:
-            RuntimeFault: a leader did not answer in time, or answered with an error.
+            RuntimeFault: a leader did not answer in time, or the engine failed.
+            RequestError: a leader refused the verb.
         """
         self.check_alive()
         leaders = [replica.leader for replica in self.replicas if replica.state is not ReplicaState.FAILED]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 import pytest
-from crossdock.errors import OverloadedError, RankLost, RuntimeFault
+from crossdock.errors import OverloadedError, RankLost, RequestError, RuntimeFault
 from crossdock.serving.engine_client import EngineClient
 from crossdock.serving.replicas import Replica, ReplicaState
 from crossdock.serving.router import make_router
@@ -140,7 +140,7 @@ def test_a_verb_without_an_answer_names_the_late_ranks_and_errors_are_raised() -
             await asyncio.sleep(0)
         for rank in (0, 2):
             await engine.receive(ControlReply(rank=rank, call_id=1, result={}, error="no such verb"))
-        with pytest.raises(RuntimeFault, match="no such verb"):
+        with pytest.raises(RequestError, match="no such verb"):
             await failing
 
     run(scenario)
