@@ -6,6 +6,9 @@ import platform
 import subprocess
 import sys
 
+import torch
+from crossdock.host_memory import advise_huge_pages
+
 CODE = """
 import resource, torch
 from crossdock.host_memory import keep_freed_memory
@@ -28,3 +31,12 @@ def test_a_freed_block_is_used_again_without_page_faults() -> None:
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
     if expected:
         assert int(output) < 2000, "20 blocks of 16 MiB mapped afresh would take 4096 faults each"
+
+
+def test_asking_for_huge_pages_changes_no_value_and_small_blocks_are_left_alone() -> None:
+    block = torch.empty(8 << 20, dtype=torch.uint8)
+    advise_huge_pages(block.data_ptr(), block.numel())
+    block.fill_(3)
+    assert int(block.sum()) == 3 * block.numel()
+    small = torch.zeros(16)
+    assert not advise_huge_pages(small.data_ptr(), 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from crossdock.errors import CheckpointError
+from crossdock.host_memory import advise_huge_pages
 from crossdock.types.experts import ExpertTensors
 from crossdock.types.model import MoeSpec
 
@@ -30,8 +31,8 @@ def load_experts(
     slots, hidden, inner = len(logical_experts), moe.hidden_size, part.size
     is_fp8 = moe.weight_dtype == "fp8_block"
     dtype = torch.float8_e4m3fn if is_fp8 else reader.dtype
-    gate_up = torch.empty(slots, 2 * inner, hidden, dtype=dtype, device=reader.device)
-    down = torch.empty(slots, hidden, inner, dtype=dtype, device=reader.device)
+    gate_up = _empty((slots, 2 * inner, hidden), dtype, reader.device)
+    down = _empty((slots, hidden, inner), dtype, reader.device)
     tensors = {"gate_up": gate_up, "down": down}
     if is_fp8:
         in_blocks, out_blocks = -(-inner // FP8_BLOCK), -(-hidden // FP8_BLOCK)
@@ -47,6 +48,14 @@ def load_experts(
                 continue
             _copy_blocks(reader, name, rows, cols, target, _scale_target(tensors, slot, i))
     return ExpertTensors(layer=layer, tensors=tensors)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Unwritten memory, on huge pages where the host has them."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        advise_huge_pages(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+    return tensor
 
 
 def _scale_target(tensors: dict[str, torch.Tensor], slot: int, projection: int) -> torch.Tensor:
