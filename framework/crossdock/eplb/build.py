@@ -138,6 +138,7 @@ def _live(
         counters=recorder,
         ep_rank=place.moe_ep_rank,
         spare=spare,
+        expert_shards=plan.sizes.moe_tp_size,
         canaries=canaries,
     )
 

@@ -42,6 +42,8 @@ class LivePlacement:
     counters: LayerCounters
     ep_rank: int
     spare: SpareSlots
+    expert_shards: int = 1
+    """Ranks that share each expert (moe_tp_size): each moves its part."""
     canaries: Sequence[torch.Tensor] = ()
     """In debug mode [local slots] int64 expert numbers of each layer, which travel with the tensors."""
     slots: npt.NDArray[np.int64] = attrs.field(init=False)

@@ -239,7 +239,7 @@ class EplbManager:
         copied_s = self.live.switch(transfer, job.placement)
         if transfer.sources and copied_s > 0:
             self._copy_bytes_per_s = len(transfer.sources) * slot_bytes / copied_s
-        job.progress.layer_done(transfer.moves, slot_bytes)
+        job.progress.layer_done(transfer.moves, slot_bytes * self.live.expert_shards)
         self._next_layer(job.placement, job.rows_after, job.progress)
 
     def _end(self, progress: RebalanceProgress, outcome: str) -> None:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+_END_S = 1.0
+"""How long the end of a rank waits for a transfer that is under way."""
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Outgoing:
     """Bytes for another rank; read when the slice's turn comes."""
@@ -140,7 +144,7 @@ class GlooCarrier:
         self._worker = _Worker(self._create_group(), self._ranks)
 
     def close(self) -> None:
-        self._worker.stop()
+        self._worker.end()
 
     def _create_group(self) -> ProcessGroup:
         made: list[Any] = [
@@ -159,7 +163,8 @@ class _Worker:
         self._ranks = ranks
         self._tickets: queue.SimpleQueue[TransferTicket | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, daemon=True, name="expert transfers").start()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="expert transfers")
+        self._thread.start()
 
     def submit(self, transfer: SliceTransfer) -> TransferTicket:
         ticket = TransferTicket(transfer)
@@ -169,6 +174,13 @@ class _Worker:
     def stop(self) -> None:
         """The thread ends after what is under way."""
         self._tickets.put(None)
+
+    def end(self) -> None:
+        """Stops, and closes the group unless a transfer still hangs in it."""
+        self.stop()
+        self._thread.join(_END_S)
+        if not self._thread.is_alive():
+            c10d.destroy_process_group(self._group)
 
     def _run(self) -> None:
         while True:

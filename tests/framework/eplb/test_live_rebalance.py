@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import structlog
 from crossdock.config import Config, EplbConfig, PluginChoice, RecorderConfig
+from crossdock.errors import UsageError
 from crossdock.offline import logits, logits_job, new_tokens, offline_job
 from crossdock.testing.balanced_ranks import BalancedResult, run_balanced
 from crossdock.testing.random_models import random_model_config, write_random_model
@@ -176,6 +177,39 @@ def test_the_spare_slots_are_those_of_one_layer_and_in_the_receipt(folder: Path,
     expert_bytes = 4 * (2 * 24 * 48 + 48 * 24)
     assert found.capacity["expert_bytes"] == expert_bytes
     assert found.capacity["eplb_spare_bytes"] == 6 * expert_bytes
+
+
+def test_one_rank_has_nothing_to_send_and_works_all_the_same(
+    folder: Path, expected: list[npt.NDArray[np.float32]], rank_pool: Pool
+) -> None:
+    found = scored(rank_pool(1), folder, balanced(folder, ranks=1))
+    assert_equal_to(expected, found)
+    assert all(entry.moved_bytes == 0 for entry in found.rebalances)
+
+
+@pytest.mark.parametrize(
+    ("location", "sentence"),
+    [
+        ("missing.json", "no such file"),
+        ('{"physical_to_logical_map": [[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]}', "1 layers"),
+        ('{"physical_to_logical_map": [[0, 1, 2, 3, 4, 5, 6, 6, 0, 1, 2, 3]]}', "logical expert 7 has no replica"),
+        ('{"logical_count": [[1, 2, 3]]}', "counts of"),
+        (
+            '{"logical_count": [[1, 2, 3, 4, 5, 6, 7, -1], [1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1]]}',
+            "negative",
+        ),
+        (
+            '{"logical_count": [[1, 2, 3, 4, 5, 6, 7, NaN], [1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1]]}',
+            "not finite",
+        ),
+        ('{"something": 1}', "something"),
+        ("[[0, 1", "not JSON"),
+    ],
+)
+def test_a_start_placement_that_cannot_be_used_is_named_at_start(location: str, sentence: str, folder: Path) -> None:
+    config = attrs.evolve(random_model_config(folder), eplb=EplbConfig(slots=12, init_location=location))
+    with pytest.raises(UsageError, match=sentence):
+        logits(folder, [[1]], config)
 
 
 def test_without_balancing_no_memory_is_set_aside(folder: Path, rank_pool: Pool) -> None:
