@@ -51,7 +51,8 @@ class ModelDriver:
         in_flight = strategy.capabilities.micro_batches
         moe = make_moe_parts(choice, self.info.moe, sizes, place, comms, dtype, in_flight) if self.info.moe else None
         self._dispatch_rows = moe.dispatcher.capabilities.input_rows if moe else FULL_ROWS
-        self._limits = strategy.capabilities.overlap
+        limits = strategy.capabilities.overlap
+        self._limits = attrs.evolve(limits, is_gated=limits.is_gated and not choice.always_overlaps)
         self._rules = None
         if in_flight > 1:
             has_communication = moe is not None and moe.dispatcher.capabilities.split_is_useful

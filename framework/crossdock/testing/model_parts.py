@@ -43,6 +43,8 @@ class DriverChoice:
     """Rows are held back so long after their begin, as on a slow network."""
     strategy: str = "sequential"
     strategy_options: dict[str, object] = attrs.field(factory=dict[str, object])
+    always_overlaps: bool = False
+    """Steps overlap whatever their size and what was measured, if only all replicas' rows can be cut."""
     attention_options: dict[str, object] = attrs.field(factory=dict[str, object])
     experts: str = "torch"
     padding_mode: PaddingMode = PaddingMode.SUM_LEN

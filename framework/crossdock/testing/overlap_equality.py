@@ -21,10 +21,10 @@ from crossdock.types.parallel import ParallelSizes
 MOST_EXPERT_ROWS = 35
 """With more rows an expert the experts' kernel works by panels, which round differently."""
 WIDE_FIELDS: dict[str, dict[str, object]] = {
-    "qwen3_moe": {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 32, "num_experts": 32},
-    "mixtral": {"hidden_size": 64, "head_dim": 32, "intermediate_size": 32, "num_local_experts": 32},
-    "deepseek_v2": {"hidden_size": 64, "moe_intermediate_size": 32, "n_routed_experts": 32},
-    "deepseek_v3": {"hidden_size": 64, "moe_intermediate_size": 32, "n_routed_experts": 32},
+    "qwen3_moe": {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64, "num_experts": 32},
+    "mixtral": {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64, "num_local_experts": 32},
+    "deepseek_v2": {"hidden_size": 64, "moe_intermediate_size": 64, "n_routed_experts": 32},
+    "deepseek_v3": {"hidden_size": 64, "moe_intermediate_size": 64, "n_routed_experts": 32},
 }
 """Sizes of tiny models by family that the C kernels take, and that element-wise operators read in whole vectors."""
 

@@ -1,11 +1,20 @@
-"""What must hold for a strategy: each op once, the data flow kept, the same plan on every rank."""
+"""What must hold for a strategy: each op once, the data flow kept, the same plan on every rank, and the bits of ``sequential``."""
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 from crossdock.errors import OpStateError
 from crossdock.executor import check_plan
+from crossdock.groups import resolve_sizes
 from crossdock.strategy import make_strategy
 from crossdock.testing.conformance import PluginCase, check_of
+from crossdock.testing.model_driver import Work
+from crossdock.testing.model_parts import DriverChoice
+from crossdock.testing.overlap_equality import WIDE_FIELDS, compare_with_sequential
+from crossdock.testing.random_checkpoint import write_random_checkpoint
+from crossdock.testing.tiny_models import FAMILY_FIELDS, FRAME
 from crossdock.types.model import Op, OpKind
 from crossdock.types.step import ForwardMode
 
@@ -88,8 +97,42 @@ def check_micro_batches_can_interleave(case: PluginCase) -> None:
         assert 0.0 < plan.compute_sm_fraction <= 1.0
 
 
+FAMILY = "deepseek_v3"
+"""A dense layer, then routed and shared experts."""
+STEPS: tuple[tuple[Work, ...], ...] = (
+    ({0: [5, 6, 7], 1: [8, 9, 10, 11, 12]}, {2: [13, 14, 15, 16, 17, 18, 19]}),
+    ({0: [20], 1: [21]}, {2: [22], 3: [23]}),
+    ({0: [24], 1: [25]}, {}),
+    ({0: [26], 4: [27, 28, 29]}, {5: [30, 31], 2: [32]}),
+    ({0: [33], 1: [34]}, {6: [35, 36, 37, 38]}),
+    ({7: [39]}, {}),
+)
+"""Prefill, decode, decode beside an idle replica, mixed on both, mixed over replicas, one token."""
+
+
+def check_logits_have_the_bits_of_sequential(case: PluginCase) -> None:
+    config = {"model_type": FAMILY, "dtype": "float32", **FRAME, **FAMILY_FIELDS[FAMILY], **WIDE_FIELDS[FAMILY]}
+    sizes = resolve_sizes(ranks=2, attn_dp_size=2)
+    with tempfile.TemporaryDirectory(prefix="crossdock-strategy-") as folder:
+        write_random_checkpoint(Path(folder), config)
+        choice = DriverChoice(
+            folder=folder,
+            dispatcher="alltoallv",
+            strategy=case.name,
+            strategy_options=dict(case.options),
+            always_overlaps=True,
+        )
+        findings = case.pool_of(2).run(compare_with_sequential, choice, sizes, STEPS, timeout_s=90)
+    for rank, finding in enumerate(findings):
+        assert not finding.differences, f"rank {rank}: logits differ from those of sequential: {finding.differences}"
+        assert finding.reasons == findings[0].reasons, "ranks decided differently which steps overlap"
+    if make_strategy(case.name, case.options).capabilities.micro_batches > 1:
+        assert "" in findings[0].reasons, f"no step overlapped: {findings[0].reasons}"
+
+
 CHECKS = (
     check_of(check_each_op_runs_once_in_an_order_that_keeps_the_data_flow),
     check_of(check_the_plan_is_the_same_each_time),
     check_of(check_micro_batches_can_interleave),
+    check_of(check_logits_have_the_bits_of_sequential),
 )

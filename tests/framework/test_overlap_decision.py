@@ -1,0 +1,89 @@
+"""Whether a step overlaps: every reason, from records alone."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from crossdock.overlap_decision import PROBE_STEPS, OverlapRules, decide_overlap
+from crossdock.types.step import DispatchMode, ForwardMode, StepRecord
+from crossdock.types.strategy import OverlapLimits
+from hypothesis import given
+from hypothesis import strategies as st
+
+RULES = OverlapRules(limits=OverlapLimits(min_prefill_rows=8, min_decode_rows=4))
+MIXING = OverlapRules(limits=attrs.evolve(RULES.limits, mixes_modes=True))
+ALWAYS = OverlapRules(limits=attrs.evolve(RULES.limits, is_gated=False), has_communication=False)
+IDLE = StepRecord(step=1)
+
+
+def decode(rows: int, step: int = 1, **changes: int) -> StepRecord:
+    return StepRecord(num_tokens=rows, local_forward_mode=ForwardMode.DECODE, step=step, **changes)
+
+
+def prefill(rows: int, **changes: int) -> StepRecord:
+    return StepRecord(num_tokens=rows, local_forward_mode=ForwardMode.PREFILL, step=1, **changes)
+
+
+def decided(*records: StepRecord, rules: OverlapRules | None = RULES, mode: DispatchMode = DispatchMode.NORMAL) -> str:
+    overlaps, reason = decide_overlap(records, mode, rules)
+    assert overlaps == (reason == "")
+    return reason
+
+
+def test_a_strategy_with_one_micro_batch_never_overlaps() -> None:
+    assert decided(decode(64), rules=None) == "off"
+
+
+def test_replicas_without_rows_alone_do_not_overlap_and_beside_others_do() -> None:
+    assert decided(IDLE, IDLE) == "all_idle"
+    assert decided(decode(4), IDLE) == ""
+
+
+def test_one_vote_against_it_is_enough() -> None:
+    assert decided(decode(9), decode(1, local_can_run_overlap=0)) == "vote"
+    assert decided(decode(9), decode(1, local_can_run_overlap=0), rules=ALWAYS) == "vote"
+
+
+def test_different_modes_overlap_only_under_a_strategy_that_mixes_them() -> None:
+    assert decided(decode(9), prefill(9)) == "modes_differ"
+    assert decided(decode(9), prefill(9), rules=MIXING) == ""
+
+
+def test_prompt_rows_do_not_overlap_in_the_low_latency_protocol() -> None:
+    for rules in (RULES, MIXING, ALWAYS):
+        assert decided(prefill(9), prefill(9), rules=rules, mode=DispatchMode.LOW_LATENCY) == "low_latency_prefill"
+    assert decided(decode(9), decode(9), mode=DispatchMode.LOW_LATENCY) == ""
+
+
+def test_the_largest_replica_decides_whether_a_step_is_too_small() -> None:
+    assert decided(decode(3), decode(3)) == "too_small"
+    assert decided(decode(4), decode(1)) == ""
+    assert decided(prefill(7)) == "too_small"
+    assert decided(prefill(7), rules=ALWAYS) == ""
+
+
+def test_a_dispatcher_that_sends_nothing_leaves_nothing_to_hide() -> None:
+    assert decided(decode(9), rules=attrs.evolve(RULES, has_communication=False)) == "nothing_to_hide"
+
+
+def test_a_predicted_loss_turns_it_off_and_the_sum_over_replicas_counts() -> None:
+    assert decided(decode(9, overlap_gain_us=-5), decode(9, overlap_gain_us=4)) == "no_gain"
+    assert decided(decode(9, overlap_gain_us=-5), decode(9, overlap_gain_us=6)) == ""
+    assert decided(decode(9, overlap_gain_us=-5), rules=ALWAYS) == ""
+
+
+def test_some_steps_are_run_either_way_so_that_both_times_stay_known() -> None:
+    assert decided(decode(9, step=PROBE_STEPS, overlap_gain_us=1000)) == "probe"
+    assert decided(decode(9, step=PROBE_STEPS + PROBE_STEPS // 2, overlap_gain_us=-1000)) == ""
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (1, 0), (2, 0), (2, 1), (8, 1)])
+@given(gains=st.lists(st.integers(-9, 9), min_size=2, max_size=2), votes=st.tuples(st.booleans(), st.booleans()))
+def test_every_rank_decides_the_same_from_the_same_records(
+    counts: tuple[int, int], gains: list[int], votes: tuple[bool, bool]
+) -> None:
+    records = [
+        decode(rows, overlap_gain_us=gain, local_can_run_overlap=int(vote)) if rows else IDLE
+        for rows, gain, vote in zip(counts, gains, votes, strict=True)
+    ]
+    assert len({decided(*records, rules=rules) for rules in (RULES, attrs.evolve(RULES))}) == 1
