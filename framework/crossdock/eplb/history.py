@@ -92,6 +92,8 @@ class RebalanceLog:
         name = f"eplb_rebalances_{outcome}"
         self.gauges[name] = self.gauges.get(name, 0.0) + 1
         self.gauges["eplb_moved_bytes"] = self.gauges.get("eplb_moved_bytes", 0.0) + progress.moved_bytes
+        largest_s = max(self.gauges.get("eplb_largest_pause_seconds", 0.0), progress.largest_pause_s)
+        self.gauges["eplb_largest_pause_seconds"] = largest_s
         if progress.gain_s is not None and progress.price_s is not None:
             self.gauges["eplb_predicted_gain_seconds"] = progress.gain_s
             self.gauges["eplb_price_seconds"] = progress.price_s

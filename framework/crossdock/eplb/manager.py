@@ -70,6 +70,8 @@ class EplbManager:
     _must_renew: bool = attrs.field(default=False, init=False)
     _step_s: float = attrs.field(default=0.0, init=False)
     _step: int = attrs.field(default=0, init=False)
+    _began: float = attrs.field(default=0.0, init=False)
+    """When the step thread came here last."""
     _last_end: float | None = attrs.field(default=None, init=False)
     _copy_bytes_per_s: float = attrs.field(default=_FIRST_COPY_BYTES_PER_S, init=False)
 
@@ -85,16 +87,16 @@ class EplbManager:
 
     def after_step(self, agreed: AgreedStep) -> None:
         """One move of the state machine. Never waits for a transfer or a plan while there is work."""
-        started = self.clock()
+        self._began = self.clock()
         self._step = agreed.plan.step
-        self._time_steps(agreed, started)
+        self._time_steps(agreed, self._began)
         if self._job is not None:
             self._advance(agreed)
         elif self.segments.num_passes >= self.settings.interval:
             self._decide()
         ended = self.clock()
         if self._job is not None:
-            self._job.progress.paused(ended - started)
+            self._job.progress.paused(ended - self._began)
         self._last_end = ended if agreed.has_rows else None
 
     def apply(self, new: Placement, reason: str) -> None:
@@ -108,6 +110,7 @@ class EplbManager:
             raise RuntimeFault(
                 f"a rebalance is under way ({self._job.progress.describe()}); ask again when it has ended, see /placement"
             )
+        self._began = self.clock()
         self.live.check(new)
         self._move(new, RebalanceProgress(step=self._step, reason=reason))
 
@@ -245,4 +248,5 @@ class EplbManager:
     def _end(self, progress: RebalanceProgress, outcome: str) -> None:
         self._job = None
         self.segments.clear()
+        progress.paused(self.clock() - self._began)
         self.log.add(progress, outcome)

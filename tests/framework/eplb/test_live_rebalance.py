@@ -121,6 +121,16 @@ def test_greedy_tokens_stay_the_same_when_experts_move_after_every_pass(
     assert any(entry.moved_slots for entry in found.rebalances)
 
 
+def test_without_redundant_experts_a_rebalance_swaps_them(
+    folder: Path, expected: list[npt.NDArray[np.float32]], rank_pool: Pool
+) -> None:
+    eplb = attrs.evolve(BALANCING, slots=8)
+    config = balanced(folder, ranks=2, attn_dp=2, dispatcher="alltoallv", eplb=eplb)
+    found = scored(rank_pool(2), folder, attrs.evolve(config, expert_location=PluginChoice(name="lp")))
+    assert_equal_to(expected, found)
+    assert any(entry.moved_slots for entry in found.rebalances)
+
+
 def test_an_expert_in_many_slices_arrives_whole(
     folder: Path, expected: list[npt.NDArray[np.float32]], rank_pool: Pool
 ) -> None:
