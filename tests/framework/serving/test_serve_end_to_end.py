@@ -73,13 +73,14 @@ def free_port() -> int:
 
 
 def test_a_served_model_answers_on_both_replicas_and_a_killed_rank_is_named(
-    servers: list[ServerProcess], model: Path
+    servers: list[ServerProcess], model: Path, tmp_path: Path
 ) -> None:
-    server = serve(servers, model)
+    server = serve(servers, model, "--set", "recorder.mode=stat")
     server.wait_ready()
     server.until(lambda: len(server.output) >= 2, "greeting")
     check_answers(server)
     check_status(server)
+    check_recording(server, tmp_path)
     ranks = server.ranks()
     requests = LongRequests(server)
     ranks[1].kill()
@@ -122,6 +123,18 @@ def check_status(server: ServerProcess) -> None:
     assert [entry["dp_rank"] for entry in receipt["replicas"]] == [0, 1]
     assert server.get("/server_info")[1]["config"]["dispatcher"]["name"] == "alltoallv"
     assert server.post("/flush_cache", {})[0] == 200
+
+
+def check_recording(server: ServerProcess, folder: Path) -> None:
+    """All ranks execute these verbs together in a step, although they are parked when the verb comes."""
+    assert server.post("/start_expert_distribution_record", {})[0] == 200
+    assert server.post("/v1/completions", {"prompt": [70, 71], "max_tokens": 3})[0] == 200
+    assert server.post("/stop_expert_distribution_record", {})[0] == 200
+    status, answer = server.post("/dump_expert_distribution_record", {"output_dir": str(folder)})
+    assert status == 200, answer
+    assert list(folder.iterdir())
+    status, answer = server.post("/start_expert_distribution_record", {"mode": "per_token"})
+    assert (status, "recorder.mode" in answer["error"]["message"]) == (400, True)
 
 
 def test_a_stopped_rank_under_load_is_named_and_everything_ends(servers: list[ServerProcess], model: Path) -> None:
@@ -188,6 +201,7 @@ def test_two_machines_serve_together_and_a_rank_lost_on_one_ends_both(
     first.until(lambda: not first.orphans() and not second.orphans(), "end of all ranks", timeout_s=10)
 
 
+@pytest.mark.slow
 def test_machine_0_lost_ends_the_others(servers: list[ServerProcess], model: Path) -> None:
     endpoint = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     first = serve(servers, model, *endpoint, "--node-rank", "0")
