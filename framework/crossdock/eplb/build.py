@@ -13,7 +13,8 @@ from crossdock.eplb.history import RebalanceLog
 from crossdock.eplb.live_placement import LivePlacement, make_canaries
 from crossdock.eplb.load_report import LoadReport
 from crossdock.eplb.load_segments import LoadSegments
-from crossdock.eplb.manager import EplbManager, EplbSettings
+from crossdock.eplb.manager import EplbManager
+from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors, slot_bytes
 from crossdock.eplb.transfer import GlooCarrier, LocalCarrier, SliceCarrier
 from crossdock.eplb.verbs import PlacementVerbs

@@ -25,6 +25,7 @@ from crossdock.eplb.jobs import MovingJob, PlanningJob
 from crossdock.eplb.live_placement import LivePlacement
 from crossdock.eplb.load_segments import LoadSegments
 from crossdock.eplb.prediction import Rates, forecast
+from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.transfer import SliceCarrier
 from crossdock.errors import CrossdockError, RuntimeFault
 from crossdock.recorder_window import balancedness_of
@@ -36,17 +37,6 @@ IDLE_WAIT_S = 0.001
 """While nobody has rows, a rank waits so long for its transfer or plan before it votes again."""
 _FIRST_COPY_BYTES_PER_S = 2e9
 """Assumed until a switch was timed."""
-
-
-@attrs.frozen(kw_only=True)
-class EplbSettings:
-    """Numbers of ``[eplb]``."""
-
-    interval: int
-    max_step_bytes: int
-    late_s: float
-    expert_share: float
-    link_gbps: float
 
 
 @attrs.define(kw_only=True, eq=False)

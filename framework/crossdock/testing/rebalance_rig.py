@@ -14,7 +14,8 @@ from crossdock.engine_seams import AgreedStep
 from crossdock.eplb.history import RebalanceLog
 from crossdock.eplb.live_placement import LivePlacement, make_canaries
 from crossdock.eplb.load_segments import LoadSegments
-from crossdock.eplb.manager import EplbManager, EplbSettings
+from crossdock.eplb.manager import EplbManager
+from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors
 from crossdock.eplb.transfer import GlooCarrier, LocalCarrier, SliceCarrier, SliceTransfer, TransferTicket
 from crossdock.groups import resolve_sizes
