@@ -14,6 +14,7 @@ from crossdock.config_rules import parallel_sizes
 from crossdock.engine import RankEngine
 from crossdock.engine_build import build_engine
 from crossdock.errors import AgreementError, RankLost
+from crossdock.observe.trace_files import read_trace
 from crossdock.offline import generate, new_tokens
 from crossdock.offline_link import OfflineLink
 from crossdock.rank_plan import plan_rank
@@ -290,3 +291,23 @@ def test_ranks_that_were_started_differently_all_stop_before_weights_are_loaded(
     for sentence in OneProcessWorld(parallel_sizes(config.parallel)).run(build):
         assert "ranks do not agree on padding." in sentence
         assert "rank 1 found" in sentence
+
+
+def test_a_profile_is_a_file_a_rank_between_start_and_stop(folder: Path, tmp_path: Path) -> None:
+    with running(folder) as engine:
+        (none, _) = replies_of(engine, "stop_profile", 1)
+        assert none.error is not None
+        assert "no profile is being taken" in none.error
+        started = replies_of(engine, "start_profile", 2, output_dir=str(tmp_path))
+        engine.frontend.submit(0, request("a", [1, 2, 3], 3))
+        engine.frontend.wait_finished("a")
+        stopped = replies_of(engine, "stop_profile", 3)
+    files = {reply.rank: reply.result["files"] for reply in stopped}
+    assert files == {reply.rank: reply.result["files"] for reply in started}
+    assert sorted(str(path) for path in tmp_path.iterdir()) == sorted(
+        name for names in files.values() for name in names
+    )
+    for rank, (name,) in files.items():
+        spans = read_trace(Path(name))[rank]
+        assert len({span.step for span in spans}) == 3, "the idle replica ran every step too"
+        assert {"attention", "experts", "wait"} <= {span.category for span in spans}

@@ -1,4 +1,4 @@
-"""A dispatcher whose rows arrive late: the transfer takes a given time from its begin, in which this rank may compute."""
+"""A dispatcher on a slow link: rows pass one after the other, each in a given time, while this rank may compute."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ class _Held:
     ready_s: float
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class DelayedDispatcher:
     """Wraps another dispatcher; an end that comes early sleeps, as a rank does that waits for a network card."""
 
     inner: Dispatcher
-    delay_s: float
+    row_s: float
+    """Of one row, in either direction."""
+    _free_s: float = attrs.field(default=0.0, init=False)
+    """When the link has passed everything that was sent so far."""
 
     @property
     def capabilities(self) -> DispatcherCapabilities:
@@ -43,19 +46,21 @@ class DelayedDispatcher:
         step: DispatchStep,
         slot: int,
     ) -> Pending:
-        return self._hold(self.inner.dispatch_begin(hidden_states, topk_ids, topk_weights, step, slot))
+        pending = self.inner.dispatch_begin(hidden_states, topk_ids, topk_weights, step, slot)
+        return self._hold(pending, hidden_states.shape[0])
 
     def dispatch_end(self, pending: Pending) -> Received:
         return self.inner.dispatch_end(self._awaited(pending.payload))
 
     def combine_begin(self, expert_out: torch.Tensor, received: Received) -> Pending:
-        return self._hold(self.inner.combine_begin(expert_out, received))
+        return self._hold(self.inner.combine_begin(expert_out, received), expert_out.shape[0])
 
     def combine_end(self, pending: Pending) -> Rows:
         return self.inner.combine_end(self._awaited(pending.payload))
 
-    def _hold(self, pending: Pending) -> Pending:
-        return Pending(slot=pending.slot, payload=_Held(pending, time.monotonic() + self.delay_s))
+    def _hold(self, pending: Pending, rows: int) -> Pending:
+        self._free_s = max(self._free_s, time.monotonic()) + rows * self.row_s
+        return Pending(slot=pending.slot, payload=_Held(pending, self._free_s))
 
     @staticmethod
     def _awaited(held: Any) -> Pending:

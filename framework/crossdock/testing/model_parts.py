@@ -10,10 +10,11 @@ from crossdock.experts import adapt_experts, layouts_needed, make_experts
 from crossdock.location import make_expert_location, placement_maps
 from crossdock.placement import trivial_placement
 from crossdock.testing.delayed_dispatcher import DelayedDispatcher
+from crossdock.testing.few_row_experts import FewRowExperts
 from crossdock.types.attention import KvSpec
 from crossdock.types.comm import Comms
 from crossdock.types.dispatch import Dispatcher, DispatcherSpec, Received
-from crossdock.types.experts import ExpertsSpec
+from crossdock.types.experts import Experts, ExpertsSpec
 from crossdock.types.location import PickerSpec
 from crossdock.types.model import MoeParts, MoeSpec
 from crossdock.types.parallel import ParallelSizes, RankPlace
@@ -39,12 +40,14 @@ class DriverChoice:
 
     folder: str
     dispatcher: str = "allgatherv"
-    dispatcher_delay_us: int = 0
-    """Rows are held back so long after their begin, as on a slow network."""
+    link_row_us: float = 0.0
+    """Time that a row takes between ranks, as on a slow network; 0 for what the machine takes."""
     strategy: str = "sequential"
     strategy_options: dict[str, object] = attrs.field(factory=dict[str, object])
     always_overlaps: bool = False
     """Steps overlap whatever their size and what was measured, if only all replicas' rows can be cut."""
+    expert_rows: int = 0
+    """Most rows that the experts are run on at a time; 0 for all of them."""
     attention_options: dict[str, object] = attrs.field(factory=dict[str, object])
     experts: str = "torch"
     padding_mode: PaddingMode = PaddingMode.SUM_LEN
@@ -90,7 +93,9 @@ def make_moe_parts(
         device=CPU,
         weight_dtype=moe.weight_dtype,
     )
-    experts = make_experts(choice.experts, {}, experts_spec)
+    experts: Experts = make_experts(choice.experts, {}, experts_spec)
+    if choice.expert_rows:
+        experts = FewRowExperts(experts, choice.expert_rows)
     dispatcher_spec = DispatcherSpec(
         sizes=sizes,
         place=place,
@@ -105,8 +110,8 @@ def make_moe_parts(
         accepted_layouts=layouts_needed(experts.capabilities.layouts),
     )
     dispatcher: Dispatcher = make_dispatcher(choice.dispatcher, {}, dispatcher_spec)
-    if choice.dispatcher_delay_us:
-        dispatcher = DelayedDispatcher(dispatcher, choice.dispatcher_delay_us / 1e6)
+    if choice.link_row_us:
+        dispatcher = DelayedDispatcher(dispatcher, choice.link_row_us / 1e6)
     placement = trivial_placement(len(moe.layers), moe.num_logical_experts, physical)
     maps = placement_maps(placement, CPU)
     topology = Topology(

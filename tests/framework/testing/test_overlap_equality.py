@@ -12,8 +12,11 @@ from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.overlap_equality import WIDE_FIELDS, OverlapFinding, compare_with_sequential
 from crossdock.testing.tiny_models import save_tiny_model
 from crossdock.testing.world import RankPool
+from crossdock.types.parallel import ParallelSizes
+from crossdock.types.step import PaddingMode
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-ALWAYS: dict[str, object] = {"gate": "always"}
 STRATEGIES = ("two_batch", "two_batch_mixed")
 
 
@@ -37,7 +40,9 @@ def steps_of(lengths: Sequence[Sequence[Mapping[int, int]]]) -> list[list[Work]]
             for sequence, count in sequences.items():
                 start = seen.get((replica, sequence), 0)
                 seen[replica, sequence] = start + count
-                rows[sequence] = [(13 * place + 7 * sequence + 5 * replica) % 96 for place in range(start, start + count)]
+                rows[sequence] = [
+                    (13 * place + 7 * sequence + 5 * replica) % 96 for place in range(start, start + count)
+                ]
             work.append(rows)
         steps.append(work)
     return steps
@@ -80,8 +85,102 @@ def test_overlapped_steps_have_the_bits_of_sequential_ones(
     rank_pool: Callable[[int], RankPool], checkpoints: Mapping[str, Path], family: str, strategy: str
 ) -> None:
     choice = DriverChoice(
-        folder=str(checkpoints[family]), dispatcher="alltoallv", strategy=strategy, strategy_options=ALWAYS
+        folder=str(checkpoints[family]), dispatcher="alltoallv", strategy=strategy, always_overlaps=True
     )
     sizes = resolve_sizes(ranks=2, attn_dp_size=2)
     findings = rank_pool(2).run(compare_with_sequential, choice, sizes, steps_of(TWO_REPLICAS), timeout_s=90)
     check(findings, DECIDED[strategy])
+
+
+LAYOUTS = {
+    # Attention TP without an all-to-all: gathers must not take copies for shards.
+    "dp2 tp2 allgatherv": (resolve_sizes(ranks=4, attn_dp_size=2), "allgatherv", PaddingMode.SUM_LEN),
+    "dp2 tp2 alltoallv": (resolve_sizes(ranks=4, attn_dp_size=2), "alltoallv", PaddingMode.MAX_LEN),
+    "dp4 ep2 mtp2": (
+        resolve_sizes(ranks=4, attn_dp_size=4, moe_ep_size=2, moe_tp_size=2),
+        "allgatherv",
+        PaddingMode.MAX_LEN,
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_and_padding_keeps_the_bits_with_uneven_and_idle_replicas(
+    rank_pool: Callable[[int], RankPool], checkpoints: Mapping[str, Path], layout: str
+) -> None:
+    sizes, dispatcher, padding = LAYOUTS[layout]
+    choice = DriverChoice(
+        folder=str(checkpoints["qwen3_moe"]),
+        dispatcher=dispatcher,
+        padding_mode=padding,
+        strategy="two_batch_mixed",
+        always_overlaps=True,
+    )
+    rest: list[Mapping[int, int]] = [{} for _ in range(sizes.attn_dp_size - 2)]
+    counts = [
+        [lens(5), lens(2)],
+        [lens(1, 1, 1, first=3), lens(1, 1, first=3)],
+        [lens(3, 4), {}],
+        [lens(2, 1), lens(1, 1)],
+    ]
+    steps = steps_of([[*step, *rest] for step in counts])
+    findings = rank_pool(4).run(compare_with_sequential, choice, sizes, steps, timeout_s=90)
+    check(findings, ["", "", "", ""])
+
+
+def test_the_golden_lengths_are_cut_inside_the_longest_and_keep_the_bits(
+    rank_pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    """[10, 900, 20, 30] becomes [10, 470] and [430, 20, 30]."""
+    fields = {**WIDE_FIELDS["qwen3_moe"], "num_hidden_layers": 1, "max_position_embeddings": 1024}
+    folder = save_tiny_model(tmp_path, "qwen3_moe", **fields)
+    choice = DriverChoice(
+        folder=str(folder),
+        dispatcher="alltoallv",
+        strategy="two_batch",
+        always_overlaps=True,
+        max_rows=1024,
+        num_pages=300,
+    )
+    steps = steps_of([[lens(10, 900, 20, 30), {}]])
+    findings = rank_pool(2).run(compare_with_sequential, choice, SIZES, steps, timeout_s=100)
+    check(findings, [""])
+
+
+SIZES: ParallelSizes = resolve_sizes(ranks=2, attn_dp_size=2)
+ROWS = st.lists(st.integers(1, 9), max_size=4)
+DECODES = st.integers(0, 5).map(lambda count: [1] * count)
+STEP = st.tuples(st.one_of(ROWS, DECODES), st.one_of(ROWS, DECODES)).filter(any)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(drawn=st.lists(STEP, min_size=3, max_size=8))
+def test_drawn_batches_keep_the_bits(
+    rank_pool: Callable[[int], RankPool],
+    checkpoints: Mapping[str, Path],
+    drawn: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> None:
+    """Sequences go on from step to step: a decode row or a chunk behind a prefix, as drawn."""
+    choice = DriverChoice(
+        folder=str(checkpoints["qwen3_moe"]),
+        dispatcher="alltoallv",
+        strategy="two_batch_mixed",
+        always_overlaps=True,
+        num_pages=256,
+    )
+    steps = steps_of([[lens(*first), lens(*second)] for first, second in drawn])
+    check(rank_pool(2).run(compare_with_sequential, choice, SIZES, steps, timeout_s=90))
+
+
+@pytest.mark.parametrize("options", [{"hides": "dispatch"}, {"hides": "combine"}])
+def test_shared_experts_behind_either_transfer_keep_the_bits(
+    rank_pool: Callable[[int], RankPool], checkpoints: Mapping[str, Path], options: dict[str, object]
+) -> None:
+    choice = DriverChoice(
+        folder=str(checkpoints["deepseek_v3"]),
+        dispatcher="alltoallv",
+        strategy="single_batch",
+        strategy_options=options,
+    )
+    findings = rank_pool(2).run(compare_with_sequential, choice, SIZES, steps_of(TWO_REPLICAS[:4]), timeout_s=90)
+    check(findings, ["off"] * 4)
