@@ -118,6 +118,22 @@ def check_zero_rows_and_one_row_are_fine(case: PluginCase) -> None:
             assert picks.first.shape == (NUM_LAYERS, rows, TOP_K), f"{rows} rows gave {list(picks.first.shape)}"
 
 
+def _pick_with_padding(context: RankContext, name: str, options: Mapping[str, object]) -> list[torch.Tensor]:
+    """Picks of a batch with rows that carry no token in the middle and at the end."""
+    picker, _ = _built(context, name, options, replicated_rows=False)
+    ids = torch.tensor([[0, 1], [-1, -1], [2, 5], [-1, -1], [-1, -1]])
+    return [picker.pick(layer, ids.clone(), 3).clone() for layer in range(NUM_LAYERS)]
+
+
+def check_rows_without_a_token_disturb_nobody(case: PluginCase) -> None:
+    placement = seeded_placement(0)
+    for picks in OneProcessWorld(SIZES).run(_pick_with_padding, case.name, dict(case.options)):
+        for layer, found in enumerate(picks):
+            owners = torch.from_numpy(placement.physical_to_logical[layer])
+            assert owners[found[0]].tolist() == [0, 1], f"layer row {layer}: another expert beside padding"
+            assert owners[found[2]].tolist() == [2, 5], f"layer row {layer}: another expert behind padding"
+
+
 def check_replicas_share_the_load(case: PluginCase) -> None:
     """Over all ranks every replica gets tokens of an expert that is asked for often."""
     placement = seeded_placement(0)
@@ -142,6 +158,7 @@ CHECKS = tuple(
         check_a_pick_is_a_replica_of_the_expert,
         check_ranks_with_the_same_rows_pick_the_same,
         check_zero_rows_and_one_row_are_fine,
+        check_rows_without_a_token_disturb_nobody,
         check_replicas_share_the_load,
         check_the_same_start_picks_the_same,
     )
