@@ -1,1 +1,1 @@
-"""Strategy with one stage a layer."""
+"""Strategy with one stage a layer and two micro-batches in turn."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from crossdock.types.strategy import StagePlan, StrategyCapabilities
+from crossdock.types.strategy import OverlapLimits, StagePlan, StrategyCapabilities
+
+CAPABILITIES = StrategyCapabilities(micro_batches=2, graph_capture=False, overlap=OverlapLimits(is_gated=False))
+"""Every step overlaps that can be cut in two, however small."""
 
 if TYPE_CHECKING:
     from crossdock.types.model import Op
@@ -13,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class ByLayer:
-    """Layers are stages; one micro-batch, nothing overlaps."""
+    """Layers are stages, and two micro-batches take turns: one computes a layer, then the other."""
 
     @property
     def capabilities(self) -> StrategyCapabilities:
-        return StrategyCapabilities()
+        return CAPABILITIES
 
     def plan(self, ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
         layers = dict.fromkeys(op.layer for op in ops)

@@ -30,5 +30,4 @@ class SingleBatch:
         return StrategyCapabilities()
 
     def plan(self, ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
-        shared = frozenset(op.name for op in ops if op.kind is OpKind.SHARED)
-        return StagePlan(stages=(tuple(with_shared_after(ops, self._anchor)),), side_stream_ops=shared)
+        return StagePlan(stages=(tuple(with_shared_after(ops, self._anchor)),))
