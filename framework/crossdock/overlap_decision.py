@@ -40,7 +40,7 @@ def decide_overlap(
         return False, "all_idle"
     if len(modes) > 1 and not limits.mixes_modes:
         return False, "modes_differ"
-    prefills = modes != {ForwardMode.DECODE}
+    prefills = modes != frozenset({ForwardMode.DECODE})
     if prefills and dispatch_mode is DispatchMode.LOW_LATENCY:
         return False, "low_latency_prefill"
     if not all(record.local_can_run_overlap for record in records):

@@ -6,7 +6,7 @@ the projections for any number of rows, experts on so few rows at a time that th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -60,7 +60,7 @@ def compare_with_sequential(
 
 
 @contextmanager
-def one_form_of_projections() -> Iterator[None]:
+def one_form_of_projections() -> Generator[None]:
     """Few rows take the same kernel as many."""
     before = packed_linear.FEW_ROWS
     packed_linear.FEW_ROWS = 0
