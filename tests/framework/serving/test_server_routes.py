@@ -173,6 +173,8 @@ def test_control_verbs_reach_every_replica(run_server: RunServer, method: str) -
             ("/start_expert_distribution_record", "start_expert_distribution_record"),
             ("/stop_expert_distribution_record", "stop_expert_distribution_record"),
             ("/dump_expert_distribution_record", "dump_expert_distribution_record"),
+            ("/start_profile", "start_profile"),
+            ("/stop_profile", "stop_profile"),
         ):
             async with getattr(server.client, method)(path) as response:
                 answer = await response.json()

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import attrs
 import pytest
+from crossdock.comm import create_comms
 from crossdock.groups import resolve_sizes
 from crossdock.testing.model_driver import Work
 from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.overlap_equality import WIDE_FIELDS, OverlapFinding, compare_with_sequential
 from crossdock.testing.tiny_models import save_tiny_model
-from crossdock.testing.world import RankPool
+from crossdock.testing.world import RankContext, RankPool
 from crossdock.types.parallel import ParallelSizes
 from crossdock.types.step import PaddingMode
 from hypothesis import HealthCheck, given, settings
@@ -184,3 +186,32 @@ def test_shared_experts_behind_either_transfer_keep_the_bits(
     )
     findings = rank_pool(2).run(compare_with_sequential, choice, SIZES, steps_of(TWO_REPLICAS[:4]), timeout_s=90)
     check(findings, ["off"] * 4)
+
+
+TINY = [(1, 1), (1, 0), (2, 0), (2, 1), (8, 1)]
+
+
+def compare_over_gloo(
+    context: RankContext, choice: DriverChoice, sizes: ParallelSizes, steps: Sequence[Sequence[Work]]
+) -> OverlapFinding:
+    """As ``compare_with_sequential``, with transfers in flight that are gloo's own."""
+    comms = create_comms(sizes, context.rank, transport="gloo")
+    return compare_with_sequential(attrs.evolve(context, comms_of=lambda _: comms), choice, sizes, steps)
+
+
+@pytest.mark.parametrize("padding", list(PaddingMode))
+def test_tiny_and_idle_replicas_end_over_gloo_and_keep_the_bits(
+    rank_pool: Callable[[int], RankPool], checkpoints: Mapping[str, Path], padding: PaddingMode
+) -> None:
+    """Where one replica's rows cannot be cut nobody overlaps; a rank that decided alone would hang the others."""
+    prefill = [[lens(*[3] * own, first=10 * place), lens(*[2] * other)] for place, (own, other) in enumerate(TINY)]
+    decode = [[lens(*[1] * own, first=10 * place), lens(*[1] * other)] for place, (own, other) in enumerate(TINY)]
+    choice = DriverChoice(
+        folder=str(checkpoints["qwen3_moe"]),
+        dispatcher="alltoallv",
+        padding_mode=padding,
+        strategy="two_batch",
+        always_overlaps=True,
+    )
+    findings = rank_pool(2).run(compare_over_gloo, choice, SIZES, steps_of([*prefill, *decode]), timeout_s=90)
+    check(findings, ["", "", "", "", "", "vote", "vote", "", "vote", "vote"])
