@@ -121,6 +121,7 @@ class AttentionWorld:
 def make_batch(
     pages: Sequence[Sequence[int]], lengths: list[int], rows: list[int], slots: list[int], padding: int
 ) -> ForwardBatch:
+    """A batch of sequences with these pages, lengths and rows in this step, followed by padded rows."""
     width = max((len(row) for row in pages), default=1)
     total = sum(rows) + padding
     plan = StepPlan(

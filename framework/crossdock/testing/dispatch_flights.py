@@ -221,6 +221,7 @@ def misuses(context: RankContext, name: str, options: Mapping[str, object], size
 
 
 def overflow(context: RankContext, name: str, options: Mapping[str, object], sizes: ParallelSizes) -> str:
+    """What the guard says to nine rows where eight were announced; empty when it lets them through."""
     scenario = DispatchScenario(sizes=sizes, live_tokens=(9,) * sizes.attn_dp_size)
     dispatcher = build_dispatcher(context, name, options, scenario, max_rows_per_rank=8)
     try:
@@ -231,6 +232,7 @@ def overflow(context: RankContext, name: str, options: Mapping[str, object], siz
 
 
 def too_large(context: RankContext, name: str, options: Mapping[str, object], sizes: ParallelSizes, rows: int) -> int:
+    """The capacity that a refused start asks for; 0 when it is not refused."""
     scenario = DispatchScenario(sizes=sizes, live_tokens=(1,) * sizes.attn_dp_size)
     try:
         build_dispatcher(context, name, options, scenario, max_rows_per_rank=rows)
@@ -242,5 +244,6 @@ def too_large(context: RankContext, name: str, options: Mapping[str, object], si
 def own_capabilities(
     context: RankContext, name: str, options: Mapping[str, object], sizes: ParallelSizes
 ) -> DispatcherCapabilities:
+    """What the built dispatcher says about itself."""
     scenario = DispatchScenario(sizes=sizes, live_tokens=(1,) * sizes.attn_dp_size)
     return build_dispatcher(context, name, options, scenario).capabilities
