@@ -4,14 +4,33 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 from crossdock.errors import DispatchMisuse
 
 from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers
 
-COPY_BLOCK = 1024
-"""Elements a program moves at once: 16 bytes a thread with 4 warps of bf16."""
+MOST_TILE_ROWS = 8
+WARPS = 16
+"""512 threads with a tile of 8 x 1024 bf16: 32 bytes each on the way, so that 24 multiprocessors can fill the link."""
+
+
+@attrs.frozen(kw_only=True)
+class CopyTile:
+    """Rows and columns that a program moves at once."""
+
+    rows: int
+    columns: int
+
+
+def copy_tile(bucket: int, programs: int, hidden_size: int) -> CopyTile:
+    """Whole rows while every program has one at most, else several rows of 1024 elements."""
+    rows = 1
+    while rows < MOST_TILE_ROWS and 2 * rows * programs <= bucket:
+        rows *= 2
+    whole = 1 << (hidden_size - 1).bit_length()
+    return CopyTile(rows=rows, columns=min(whole, 8192 // rows))
 
 
 def put_rows(
@@ -50,6 +69,7 @@ def put_rows(
     quantised = slot.scales is not None
     if quantised and hidden_size % BLOCK_ELEMENTS:
         raise DispatchMisuse(f"fp8 wire needs hidden size % {BLOCK_ELEMENTS} == 0, got {hidden_size}")
+    tile = copy_tile(bucket, programs, hidden_size)
     scales = slot.scales if slot.scales is not None else slot.weights
     wire_types = {
         torch.float8_e4m3fn: tl.float8e4nv,
@@ -77,11 +97,12 @@ def put_rows(
         wire_type=wire_types[slot.rows.local.dtype],
         world=world,
         top_k_block=triton.next_power_of_2(top_k),
-        block=min(COPY_BLOCK, triton.next_power_of_2(hidden_size)),
+        rows_block=tile.rows,
+        block=max(tile.columns, BLOCK_ELEMENTS) if quantised else tile.columns,
         quantise=quantised,
         signal=synchronise,
         wait=synchronise and wait,
-        num_warps=4,
+        num_warps=WARPS if tile.rows * tile.columns >= 4096 else 4,
     )
 
 

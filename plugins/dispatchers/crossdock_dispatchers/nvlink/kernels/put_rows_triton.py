@@ -43,6 +43,14 @@ def signal_and_wait(
         tl.debug_barrier()
 
 
+@triton.jit
+def rows_needed(ids, rank, slots_per_rank):
+    """ids [rows, K] physical -> [rows] int32, 1 where ``rank`` holds one of the row's experts."""
+    local = ids - rank * slots_per_rank
+    here = (ids >= 0) & (local >= 0) & (local < slots_per_rank)
+    return tl.max(here.to(tl.int32), axis=1)
+
+
 @triton.jit(do_not_specialize=["num_rows", "bucket", "my_rank"])
 def put_rows_kernel(
     # pointers: own inputs
@@ -68,58 +76,53 @@ def put_rows_kernel(
     wire_type: tl.constexpr,
     world: tl.constexpr,
     top_k_block: tl.constexpr,
+    rows_block: tl.constexpr,
     block: tl.constexpr,
     quantise: tl.constexpr,
     signal: tl.constexpr,
     wait: tl.constexpr,
 ):
+    """A program puts tiles of ``rows_block`` rows. Tiles are large so that few multiprocessors keep enough bytes on the way."""
     program = tl.program_id(0)
-    programs = tl.num_programs(0)
-    k = tl.arange(0, top_k_block)
-    columns = tl.arange(0, block)
+    k = tl.arange(0, top_k_block)[None, :]
+    columns = tl.arange(0, block)[None, :]
     row_elements = hidden_size.to(tl.int64)  # row offsets pass 2**31
-    for row in range(program, bucket, programs):
-        # Which ranks need this row; ids and weights go to every rank, -1 where it holds none of the experts.
+    groups: tl.constexpr = block // 128
+    for first in range(program * rows_block, bucket, tl.num_programs(0) * rows_block):
+        row = (first + tl.arange(0, rows_block))[:, None]
+        landing = my_rank * bucket + row
+        # Ids and weights go to every rank, -1 where it holds none of the experts.
         choices = tl.where(row < num_rows, top_k, 0)
         ids = tl.load(topk_ids + row * top_k + k, mask=k < choices, other=-1)
         weights = tl.load(topk_weights + row * top_k + k, mask=k < choices, other=0.0)
-        landing = my_rank * bucket + row
-        needed = 0
+        written = tl.where(row < bucket, top_k, 0)
         for i in tl.static_range(world):
             peer = (my_rank + 1 + i) % world
             local = ids - peer * slots_per_rank
-            here = (ids >= 0) & (local >= 0) & (local < slots_per_rank)
-            needed |= (tl.sum(here.to(tl.int32), axis=0) > 0).to(tl.int32) << i
+            local = tl.where((ids >= 0) & (local >= 0) & (local < slots_per_rank), local, -1)
             ids_there = tl.load(peer_ids + peer).to(tl.pointer_type(tl.int64))
-            tl.store(ids_there + landing * top_k + k, tl.where(here, local, -1), mask=k < top_k)
+            tl.store(ids_there + landing * top_k + k, local, mask=k < written)
             weights_there = tl.load(peer_weights + peer).to(tl.pointer_type(tl.float32))
-            tl.store(weights_there + landing * top_k + k, weights, mask=k < top_k)
+            tl.store(weights_there + landing * top_k + k, weights, mask=k < written)
         # The payload is read once and stored to each rank that needs it.
-        if needed != 0:
-            for start in range(0, hidden_size, block):
-                inside = start + columns < hidden_size
-                x = tl.load(hidden + row * row_elements + start + columns, mask=inside, other=0.0)
+        for start in range(0, hidden_size, block):
+            loaded = tl.where(row < num_rows, hidden_size, 0)
+            x = tl.load(hidden + row * row_elements + start + columns, mask=start + columns < loaded, other=0.0)
+            if quantise:
+                blocks = tl.reshape(x.to(tl.float32), (rows_block, groups, 128))
+                scale = tl.maximum(tl.max(tl.abs(blocks), axis=2), 1e-10) / 448.0
+                payload = tl.reshape((blocks / scale[:, :, None]).to(wire_type), (rows_block, block))
+                group = start // 128 + tl.arange(0, groups)[None, :]
+            else:
+                payload = x.to(wire_type)
+            for i in tl.static_range(world):
+                peer = (my_rank + 1 + i) % world
+                sent = tl.where(rows_needed(ids, peer, slots_per_rank)[:, None] > 0, hidden_size, 0)
+                there = tl.load(peer_rows + peer).to(tl.pointer_type(wire_type))
+                tl.store(there + landing * row_elements + start + columns, payload, mask=start + columns < sent)
                 if quantise:
-                    groups = tl.reshape(x.to(tl.float32), (block // 128, 128))
-                    scale = tl.maximum(tl.max(tl.abs(groups), axis=1), 1e-10) / 448.0
-                    payload = tl.reshape((groups / scale[:, None]).to(wire_type), (block,))
-                    group = start // 128 + tl.arange(0, block // 128)
-                else:
-                    payload = x.to(wire_type)
-                for i in tl.static_range(world):
-                    peer = (my_rank + 1 + i) % world
-                    columns_sent = tl.where(((needed >> i) & 1) != 0, hidden_size, 0)
-                    there = tl.load(peer_rows + peer).to(tl.pointer_type(wire_type))
-                    tl.store(
-                        there + landing * row_elements + start + columns, payload, mask=start + columns < columns_sent
-                    )
-                    if quantise:
-                        scales_there = tl.load(peer_scales + peer).to(tl.pointer_type(tl.float32))
-                        tl.store(
-                            scales_there + landing * (hidden_size // 128) + group,
-                            scale,
-                            mask=group < columns_sent // 128,
-                        )
+                    scales_there = tl.load(peer_scales + peer).to(tl.pointer_type(tl.float32))
+                    tl.store(scales_there + landing * (hidden_size // 128) + group, scale, mask=group < sent // 128)
     signal_and_wait(peer_flags, my_flags, my_rank, program, flag_stride, world, signal, wait)
 
 

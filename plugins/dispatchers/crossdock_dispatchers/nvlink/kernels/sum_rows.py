@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from crossdock.errors import DispatchMisuse
 
-from crossdock_dispatchers.nvlink.kernels.put_rows import COPY_BLOCK
+from crossdock_dispatchers.nvlink.kernels.put_rows import WARPS, copy_tile
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers
 
 
@@ -46,6 +46,7 @@ def sum_rows(
         )
     if programs * chunks > slot.sum_flags.local.shape[1]:
         raise DispatchMisuse(f"nvlink combine with {programs} x {chunks} flags, has {slot.sum_flags.local.shape[1]}")
+    tile = copy_tile(bucket, programs, hidden_size)
     wire_types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
     sum_rows_kernel[(programs,)](
         expert_out,
@@ -66,10 +67,11 @@ def sum_rows(
         wire_type=wire_types[slot.homes.local.dtype],
         world=world,
         top_k_block=triton.next_power_of_2(top_k),
-        block=min(COPY_BLOCK, triton.next_power_of_2(hidden_size)),
+        rows_block=tile.rows,
+        block=tile.columns,
         chunks=chunks,
         put=put,
         reduce=reduce,
         synchronise=synchronise,
-        num_warps=4,
+        num_warps=WARPS if tile.rows * tile.columns >= 4096 else 4,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from crossdock_dispatchers.nvlink.kernels.put_rows_triton import signal_and_wait
+from crossdock_dispatchers.nvlink.kernels.put_rows_triton import rows_needed, signal_and_wait
 
 
 @triton.jit
@@ -20,8 +20,7 @@ def put_outputs(
     peer_homes,
     first,
     last,
-    program,
-    programs,
+    stride,
     bucket,
     my_rank,
     hidden_size,
@@ -29,25 +28,27 @@ def put_outputs(
     wire_type: tl.constexpr,
     world: tl.constexpr,
     top_k_block: tl.constexpr,
+    rows_block: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Rows ``program + j * programs`` for j in [first, last), of every other source, to their home rank."""
-    k = tl.arange(0, top_k_block)
-    columns = tl.arange(0, block)
+    """Tiles that begin at rows ``first``, ``first + stride``, ... below ``last``, of every other source, to their home rank."""
+    k = tl.arange(0, top_k_block)[None, :]
+    columns = tl.arange(0, block)[None, :]
     row_elements = hidden_size.to(tl.int64)  # row offsets pass 2**31
-    for j in range(first, last):
-        row = program + j * programs
+    for begin in range(first, last, stride):
+        row = (begin + tl.arange(0, rows_block))[:, None]
         for i in tl.static_range(1, world):
             source = (my_rank + i) % world
             there = source * bucket + row
-            ids = tl.load(received_ids + there * top_k + k, mask=k < tl.where(row < bucket, top_k, 0), other=-1)
-            if tl.max(ids, axis=0) >= 0:
-                home = tl.load(peer_homes + source).to(tl.pointer_type(wire_type))
-                landing = my_rank * bucket + row
-                for start in range(0, hidden_size, block):
-                    inside = start + columns < hidden_size
-                    y = tl.load(expert_out + there * row_elements + start + columns, mask=inside, other=0.0)
-                    tl.store(home + landing * row_elements + start + columns, y.to(wire_type), mask=inside)
+            choices = tl.where(row < bucket, top_k, 0)
+            ids = tl.load(received_ids + there * top_k + k, mask=k < choices, other=-1)
+            sent = tl.where(tl.max(ids, axis=1)[:, None] >= 0, hidden_size, 0)
+            home = tl.load(peer_homes + source).to(tl.pointer_type(wire_type))
+            landing = my_rank * bucket + row
+            for start in range(0, hidden_size, block):
+                mask = start + columns < sent
+                y = tl.load(expert_out + there * row_elements + start + columns, mask=mask, other=0.0)
+                tl.store(home + landing * row_elements + start + columns, y.to(wire_type), mask=mask)
 
 
 @triton.jit
@@ -58,8 +59,7 @@ def sum_outputs(
     out,
     first,
     last,
-    program,
-    programs,
+    stride,
     num_rows,
     bucket,
     my_rank,
@@ -68,33 +68,29 @@ def sum_outputs(
     top_k,
     world: tl.constexpr,
     top_k_block: tl.constexpr,
+    rows_block: tl.constexpr,
     block: tl.constexpr,
 ):
-    """out[t] = sum over ranks, ascending, of the contribution of each rank that holds an expert of token t."""
-    k = tl.arange(0, top_k_block)
-    columns = tl.arange(0, block)
+    """out[t] = sum over ranks, ascending, of the contribution of each rank that holds an expert of token t; the same tiles."""
+    k = tl.arange(0, top_k_block)[None, :]
+    columns = tl.arange(0, block)[None, :]
     row_elements = hidden_size.to(tl.int64)  # row offsets pass 2**31
-    for j in range(first, last):
-        row = program + j * programs
-        if row < num_rows:
-            ids = tl.load(topk_ids + row * top_k + k, mask=k < top_k, other=-1)
-            needed = 0
+    for begin in range(first, last, stride):
+        row = (begin + tl.arange(0, rows_block))[:, None]
+        choices = tl.where(row < num_rows, top_k, 0)
+        ids = tl.load(topk_ids + row * top_k + k, mask=k < choices, other=-1)
+        for start in range(0, hidden_size, block):
+            total = tl.zeros((rows_block, block), dtype=tl.float32)
             for rank in tl.static_range(world):
-                local = ids - rank * slots_per_rank
-                chosen = (ids >= 0) & (local >= 0) & (local < slots_per_rank)
-                needed |= (tl.sum(chosen.to(tl.int32), axis=0) > 0).to(tl.int32) << rank
-            for start in range(0, hidden_size, block):
-                inside = start + columns < hidden_size
-                total = tl.zeros((block,), dtype=tl.float32)
-                for rank in tl.static_range(world):
-                    wanted = tl.where(((needed >> rank) & 1) != 0, hidden_size, 0)
-                    at = (rank * bucket + row) * row_elements + start + columns
-                    own_columns = tl.where(my_rank == rank, wanted, 0)
-                    own = tl.load(expert_out + at, mask=start + columns < own_columns, other=0.0)
-                    sent = tl.load(my_home + at, mask=start + columns < wanted - own_columns, other=0.0)
-                    total += own.to(tl.float32) + sent.to(tl.float32)
-                at_out = row * row_elements + start + columns
-                tl.store(out + at_out, total.to(out.dtype.element_ty), mask=inside)
+                wanted = tl.where(rows_needed(ids, rank, slots_per_rank)[:, None] > 0, hidden_size, 0)
+                at = (rank * bucket + row) * row_elements + start + columns
+                own_columns = tl.where(my_rank == rank, wanted, 0)
+                own = tl.load(expert_out + at, mask=start + columns < own_columns, other=0.0)
+                sent = tl.load(my_home + at, mask=start + columns < wanted - own_columns, other=0.0)
+                total += own.to(tl.float32) + sent.to(tl.float32)
+            stored = tl.where(row < num_rows, hidden_size, 0)
+            at_out = row * row_elements + start + columns
+            tl.store(out + at_out, total.to(out.dtype.element_ty), mask=start + columns < stored)
 
 
 @triton.jit(do_not_specialize=["num_rows", "bucket", "my_rank"])
@@ -121,6 +117,7 @@ def sum_rows_kernel(
     wire_type: tl.constexpr,
     world: tl.constexpr,
     top_k_block: tl.constexpr,
+    rows_block: tl.constexpr,
     block: tl.constexpr,
     chunks: tl.constexpr,
     put: tl.constexpr,
@@ -128,19 +125,19 @@ def sum_rows_kernel(
     synchronise: tl.constexpr,
 ):
     program = tl.program_id(0)
-    programs = tl.num_programs(0)
-    rows_here = tl.cdiv(bucket, programs)
-    chunk_rows = tl.cdiv(rows_here, chunks)
+    # Tiles are dealt to programs in turn; a chunk is the same span of rows on every rank.
+    stride = tl.num_programs(0) * rows_block
+    chunk_rows = tl.cdiv(tl.cdiv(bucket, stride), chunks) * stride
+    begin = program * rows_block
     for chunk in range(chunks + 1):
         if put and chunk < chunks:
             put_outputs(
                 expert_out,
                 received_ids,
                 peer_homes,
-                chunk * chunk_rows,
-                tl.minimum((chunk + 1) * chunk_rows, rows_here),
-                program,
-                programs,
+                chunk * chunk_rows + begin,
+                tl.minimum((chunk + 1) * chunk_rows, bucket),
+                stride,
                 bucket,
                 my_rank,
                 hidden_size,
@@ -148,6 +145,7 @@ def sum_rows_kernel(
                 wire_type,
                 world,
                 top_k_block,
+                rows_block,
                 block,
             )
             signal_and_wait(
@@ -162,10 +160,9 @@ def sum_rows_kernel(
                 topk_ids,
                 my_home,
                 out,
-                (chunk - 1) * chunk_rows,
-                tl.minimum(chunk * chunk_rows, rows_here),
-                program,
-                programs,
+                (chunk - 1) * chunk_rows + begin,
+                tl.minimum(chunk * chunk_rows, bucket),
+                stride,
                 num_rows,
                 bucket,
                 my_rank,
@@ -174,5 +171,6 @@ def sum_rows_kernel(
                 top_k,
                 world,
                 top_k_block,
+                rows_block,
                 block,
             )
