@@ -74,6 +74,11 @@ AXES: Mapping[str, Sequence[str]] = {
     "redundant": ("0", "4"),
     "dense": ("all ranks", "one", "attention TP"),
 }
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "two_batch": ("strategy.gate=always",),
+    "two_batch_mixed": ("strategy.gate=always",),
+}
+"""Settings with which a plugin does what it is for in steps as small as these."""
 PRODUCT_AXES = ("layout", "dispatcher", "padding", "expert_location", "strategy", "family", "load")
 """Walked in full; the other axes take their values in turn."""
 
@@ -175,6 +180,7 @@ def config_of(combination: Combination, folder: Path) -> Config:
     ]  # fmt: skip
     points = ("dispatcher", "padding", "experts", "strategy", "expert_location", "attention")
     words += [f"{point}.name={combination[point]}" for point in points]
+    words += [word for value in combination.values for word in OPTIONS.get(value, ())]
     return load_config([set_layer(words)]).config
 
 
