@@ -22,11 +22,11 @@ from crossdock.testing.tiny_models import FAMILY_FIELDS, FRAME
 from crossdock.testing.world import RankContext, RankPool
 from crossdock.types.parallel import ParallelSizes
 
-FIELDS = {"num_hidden_layers": 4, "hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128, "num_experts": 16}
+FIELDS = {"num_hidden_layers": 4, "hidden_size": 512, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 16}
 ROUNDS = 7
 LENGTHS = (64, 64, 64, 64)
-ROW_US = 40.0
-"""A row's time between ranks: 10 ms for the rows of a step, which is about what a layer computes on this machine's core."""
+ROW_US = 30.0
+"""A row's time between ranks; with it communication and computation of a layer are about equal on a Zen 4 core."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,6 +34,8 @@ class Measured:
     """One strategy on one rank."""
 
     step_s: tuple[float, ...]
+    cpu_s: float
+    """Processor time of a step."""
     shares: SpanShares
 
 
@@ -44,18 +46,23 @@ def measure(
     torch.set_num_threads(1)
     drivers = [ModelDriver(each, sizes, context.place(sizes), context.comms_of(sizes)) for each in choices]
     times: list[list[float]] = [[] for _ in drivers]
+    cpu_times: list[list[float]] = [[] for _ in drivers]
     shares: list[SpanShares] = []
     for turn in range(ROUNDS + 1):
         fresh = [{100 * turn + number: ids for number, ids in rows.items()} for rows in work]
-        for driver, seconds in zip(drivers, times, strict=True):
+        for driver, seconds, used in zip(drivers, times, cpu_times, strict=True):
             driver.marks = PassMarks(turn, HostClock())
-            begun_s = time.perf_counter()
+            begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
             driver.step(fresh)
             if turn:
                 seconds.append(time.perf_counter() - begun_s)
+                used.append(time.process_time() - begun_cpu_s)
             if turn == ROUNDS:
                 shares.append(span_shares(driver.marks.spans()))
-    return [Measured(step_s=tuple(seconds), shares=each) for seconds, each in zip(times, shares, strict=True)]
+    return [
+        Measured(step_s=tuple(seconds), cpu_s=statistics.median(used), shares=each)
+        for seconds, used, each in zip(times, cpu_times, shares, strict=True)
+    ]
 
 
 def main() -> None:
@@ -81,8 +88,12 @@ def main() -> None:
     print(f"a row takes {ROW_US:g} us each way, {FIELDS['num_hidden_layers']} layers")
     for name, found in (("sequential", sequential), ("two_batch", two_batch)):
         print(
-            f"{name:>10}: median {1e3 * statistics.median(found.step_s):7.1f} ms  exposed "
+            f"{name:>10}: median {1e3 * statistics.median(found.step_s):7.1f} ms, {1e3 * found.cpu_s:.1f} ms of them computing, exposed "
             f"{found.shares.exposed_us / 1e3:6.1f} ms  overlap ratio {found.shares.overlap_ratio:.2f}  bubble {found.shares.bubble:.2f}"
+        )
+        print(
+            "            "
+            + ", ".join(f"{name} {us / 1e3:.1f}" for name, us in sorted(found.shares.category_us.items()))
         )
     ratios = sorted(a / b for a, b in zip(sequential.step_s, two_batch.step_s, strict=True))
     print(f"sequential / two_batch: {statistics.median(ratios):.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f})")
