@@ -68,7 +68,7 @@ def test_two_ranks_with_its_plugins_give_the_logits_of_one_process(outside: Outs
     assert float(match[1]) <= 1e-5
 
 
-@pytest.mark.parametrize("point", ["dispatcher", "padding"])
+@pytest.mark.parametrize("point", ["dispatcher", "padding", "strategy"])
 def test_a_package_written_by_plugins_new_passes_as_written(
     point: str, outside: OutsideEnvironment, tmp_path: Path
 ) -> None:

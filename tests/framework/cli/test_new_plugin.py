@@ -15,7 +15,7 @@ from crossdock.testing.fake_distribution import write_distribution
 from crossdock.testing.suites import checks_of
 from crossdock.testing.world import RankPool
 
-NEEDS_RANKS = frozenset({"dispatcher", "padding"})
+NEEDS_RANKS = frozenset({"dispatcher", "padding", "strategy"})
 """Installed and checked in an environment of their own, see tests/examples."""
 
 
