@@ -54,10 +54,6 @@ class EngineClient:
     _all_ready: asyncio.Event = attrs.Factory(asyncio.Event)
 
     @property
-    def ranks(self) -> range:
-        return range(self.num_ranks)
-
-    @property
     def num_in_flight(self) -> int:
         return len(self._sinks)
 
@@ -153,7 +149,7 @@ class EngineClient:
 
     async def stop(self) -> None:
         """Asks every rank to leave its step loop."""
-        await self.sender.send_all(self.ranks, Stop())
+        await self.sender.send_all(range(self.num_ranks), Stop())
 
     def fail(self, message: str) -> None:
         """The engine is gone: everything that waits gets ``message`` now, nothing new is taken."""
@@ -227,7 +223,7 @@ class EngineClient:
         wake = self._park.wake()
         if wake is not None:
             self._calls.woken()
-            await self.sender.send_all(self.ranks, wake)
+            await self.sender.send_all(range(self.num_ranks), wake)
 
     def _fatal(self, message: Fatal) -> None:
         """A rank says why it ends; its exit follows and the supervisor decides."""
