@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from crossdock.engine import RankEngine
 from crossdock.engine_build import build_engine
+from crossdock.eplb.manager import EplbManager
 from crossdock.groups import leader_ranks
 from crossdock.offline_job import OfflineJob, OfflineResult, PromptLogits
 from crossdock.offline_link import OfflineLink
 from crossdock.rank_plan import plan_rank
 from crossdock.receipt import RebalanceEntry
+from crossdock.types.link import AddRequests, Incoming, Stop
 
 if TYPE_CHECKING:
     from crossdock.testing.world import RankContext, RankPool
+    from crossdock.types.request import EngineRequest
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -28,15 +32,44 @@ class BalancedResult:
     gauges: Mapping[str, float]
 
 
+@attrs.define(eq=False)
+class GatedLink(OfflineLink):
+    """Sends every second request only when a rebalance has ended, so that answers from before and after one are compared."""
+
+    may_go_on: Callable[[bool], bool] = lambda is_half_done: True
+    _held: tuple[EngineRequest, ...] = attrs.field(default=(), init=False)
+
+    def poll(self, timeout_s: float | None) -> Sequence[Incoming]:
+        if not self._is_started:
+            self._is_started = True
+            self._open = {request.rid for request in self.requests}
+            self._held = tuple(self.requests[1::2])
+            return (AddRequests(requests=tuple(self.requests[::2])),) if self.requests else ()
+        held = {request.rid for request in self._held}
+        if held and self.may_go_on(self._open == held):
+            released, self._held = self._held, ()
+            return (AddRequests(requests=released),)
+        return () if self._open else (Stop(),)
+
+
+def has_settled(engine: RankEngine, is_half_done: bool) -> bool:
+    """No rebalance is under way, and one has ended or none can come; True at once where nothing balances."""
+    managers = [actor for actor in engine.between_steps if isinstance(actor, EplbManager)]
+    if not managers:
+        return True
+    return not managers[0].is_busy and (bool(engine.counters.rebalances) or is_half_done)
+
+
 def balanced_job_on_rank(context: RankContext, job: OfflineJob) -> BalancedResult:
     """Call it through ``RankPool.run``."""
     plan = plan_rank(job.config, context.rank)
     is_leader = plan.place.rank in leader_ranks(plan.sizes)
     requests = job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else []
-    link, sink = OfflineLink(requests), PromptLogits(requests)
+    link, sink = GatedLink(requests), PromptLogits(requests)
     with build_engine(
         plan, context.comms_of(plan.sizes), link, on_prompt_logits=sink if job.keeps_logits else None
     ) as engine:
+        link.may_go_on = lambda is_half_done: has_settled(engine, is_half_done)
         engine.run()
     return BalancedResult(
         result=OfflineResult(outputs=link.outputs, logits=sink.arrays),
