@@ -64,8 +64,6 @@ class MoeBlock:
         self._sizes = sizes
         self._place = place
         self._input_rows = parts.dispatcher.capabilities.input_rows
-        # A picker that weighs this step's rows must not see padding; for others one mask, after the pick, is enough.
-        self._counts_rows = parts.picker.capabilities.collective_per_layer or parts.picker.capabilities.needs_load
 
     def route(self, ctx: ForwardContext, hidden: Rows) -> RoutedTokens:
         """Router, replica pick, padding to -1, counters. Runs with zero rows too: a picker may hold a collective."""
@@ -77,8 +75,7 @@ class MoeBlock:
         picker = self._parts.picker
         logits, bias = picker.transform_router(self._router.logits(hidden.value), self._router.bias)
         ids, weights = self._router.select(logits, bias)
-        if self._counts_rows:
-            ids = self._without_padding(ctx, ids)
+        ids = self._without_padding(ctx, ids)
         ids = self._without_padding(ctx, picker.pick(self._layer_row, ids, ids.shape[0]))
         self._parts.recorder.record(self._layer_row, ids)
         return RoutedTokens(topk_ids=ids, topk_weights=weights)
