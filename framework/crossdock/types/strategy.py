@@ -49,8 +49,6 @@ class StagePlan:
 
     stages: tuple[tuple[Op, ...], ...]
     offset: int = 0
-    side_stream_ops: frozenset[str] = frozenset()
-    """Names of ops that run on a side stream where the device has streams."""
     compute_sm_fraction: float = 1.0
     spares_communication_sms: bool = False
     """Experts leave the SMs alone that the dispatcher says its communication uses."""

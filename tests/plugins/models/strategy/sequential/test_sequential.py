@@ -18,7 +18,6 @@ def test_every_op_is_in_declared_order_in_one_stage(mode: ForwardMode) -> None:
     plan = make_strategy("sequential", {}).plan(ops, mode)
     assert [[planned.name for planned in stage] for stage in plan.stages] == [["c", "a", "b"]]
     assert plan.offset == 0
-    assert plan.side_stream_ops == frozenset()
 
 
 def test_it_needs_one_slot_of_the_dispatcher_and_runs_anywhere() -> None:
