@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import attrs
+import msgspec
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
@@ -103,6 +104,14 @@ class SafetensorsCheckpoint:
         return handle
 
 
+@attrs.frozen(kw_only=True)
+class _ShardIndex:
+    """The part of the index that is read."""
+
+    weight_map: dict[str, str]
+    """Tensor name -> file name."""
+
+
 def _shards(folder: Path) -> dict[Path, frozenset[str]]:
     """Shard files and the names that the index promises in each."""
     index_path = folder / INDEX_FILE
@@ -113,11 +122,11 @@ def _shards(folder: Path) -> dict[Path, frozenset[str]]:
             )
         return {folder / SINGLE_FILE: frozenset()}
     try:
-        places: dict[str, str] = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{str(index_path)!r} is no safetensors index with a weight_map: {error!r}") from error
+        index = msgspec.json.decode(index_path.read_bytes(), type=_ShardIndex)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{str(index_path)!r} is no safetensors index with a weight_map: {error}") from error
     names_of: dict[Path, set[str]] = {}
-    for name, file in places.items():
+    for name, file in index.weight_map.items():
         names_of.setdefault(folder / file, set()).add(name)
     return {path: frozenset(names) for path, names in sorted(names_of.items())}
 

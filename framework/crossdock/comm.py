@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from crossdock.comm_gloo import GlooComm, c10d
 from crossdock.comm_nccl import NcclComm
 from crossdock.comm_shared import PairMemory, SharedComm, group_bytes
-from crossdock.errors import MisuseError
+from crossdock.errors import ConfigError, MisuseError
 from crossdock.groups import GroupAxis, group_ranks
 from crossdock.shared_memory import machine_name, share_memory
 from crossdock.types.comm import GroupComm, PendingRows
@@ -98,6 +98,23 @@ def local_comms() -> RankComms:
     """Groups of a layout with one rank; needs no process group."""
     only = LocalComm()
     return RankComms(world=only, attn_tp=only, moe_ep=only, moe_tp=only)
+
+
+def take_device(device_type: str, local_rank: int) -> None:
+    """Makes the GPU of this process the current one; nothing to do on the CPU.
+
+    Raises:
+        ConfigError: torch sees no such GPU here.
+    """
+    if device_type != "cuda":
+        return
+    num_gpus = torch.cuda.device_count()
+    if local_rank >= num_gpus:
+        raise ConfigError(
+            f'launch.device = "cuda" needs GPU {local_rank} for rank {local_rank} of this machine, and torch {torch.__version__} sees '
+            f"{num_gpus}; use --device cpu, or fewer ranks"
+        )
+    torch.cuda.set_device(local_rank)
 
 
 def join_process_group(*, rank: int, ranks: int, store: Store, device_type: str, timeout_s: float) -> None:

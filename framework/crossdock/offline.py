@@ -76,6 +76,9 @@ def run_job(job: OfflineJob) -> OfflineResult:
     plan = plan_rank(job.config, 0)
     job.check(plan.info.vocab_size, plan.max_sequence_tokens)
     if ranks == 1:
+        from crossdock.comm import take_device
+
+        take_device(job.config.launch.device, 0)
         return run_job_on_rank(job, plan)
     threads = job.config.launch.threads_per_rank or max(1, (os.cpu_count() or 1) // ranks)
     with tempfile.TemporaryDirectory(prefix="crossdock-") as name:

@@ -27,18 +27,16 @@ def main() -> int:
 
 
 def _run(folder: Path, rank: int, job: OfflineJob) -> None:
-    import torch
     from torch._C._distributed_c10d import FileStore
 
-    from crossdock.comm import create_comms, join_process_group
+    from crossdock.comm import create_comms, join_process_group, take_device
     from crossdock.host_memory import keep_freed_memory
 
     keep_freed_memory()
     launch = job.config.launch
     plan = plan_rank(job.config, rank)
     sizes = plan.sizes
-    if launch.device == "cuda":
-        torch.cuda.set_device(rank)
+    take_device(launch.device, rank)
     store = FileStore(str(folder / _STORE_FILE), sizes.ranks)
     join_process_group(
         rank=rank, ranks=sizes.ranks, store=store, device_type=launch.device, timeout_s=launch.start_timeout_s

@@ -67,6 +67,13 @@ def test_a_shard_without_what_the_index_promises_is_refused(two_shards: Path) ->
         SafetensorsCheckpoint(two_shards)
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a.weight": 1}}'])
+def test_an_index_of_another_form_is_refused(two_shards: Path, content: str) -> None:
+    (two_shards / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match="is no safetensors index with a weight_map"):
+        SafetensorsCheckpoint(two_shards)
+
+
 def test_a_tensor_in_two_shards_is_refused(two_shards: Path) -> None:
     save_file({"a.weight": torch.ones(1), "b.weight": torch.ones(2)}, two_shards / "two.safetensors")
     with pytest.raises(CheckpointError, match=r"a\.weight is in two shards"):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from crossdock.comm import LocalComm, local_comms
+from crossdock.comm import LocalComm, local_comms, take_device
 from crossdock.comm_all_to_all import ONE_ROUND_SUM_BYTES
 from crossdock.comm_gloo import GlooComm
 from crossdock.comm_shared import SharedComm, slot_bytes
-from crossdock.errors import MisuseError, RankLost
+from crossdock.errors import ConfigError, MisuseError, RankLost
 from crossdock.groups import resolve_sizes
 from crossdock.testing.world import RankFailure, RankPool
 
@@ -269,3 +269,10 @@ def test_a_rank_that_does_not_join_a_collective_is_named():
         rank, message = pool.run(absent_peer)[0]
     assert rank == 1
     assert "ranks [1] of [0, 1] did not join a collective within 0.5 s" in message
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_torch_trips_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"needs GPU 1 for rank 1 of this machine, and torch \S+ sees 1"):
+        take_device("cuda", 1)
+    take_device("cpu", 1)

@@ -136,11 +136,17 @@ def test_ids_that_cannot_be_used_are_one_sentence_and_exit_2(
     ("more", "words"),
     [
         (["--max-new-tokens", "-1"], "--max-new-tokens must be at least 0, found -1"),
-        (["--temperature", "-0.5"], "--temperature must be at least 0, found -0.5"),
+        (["--temperature", "-0.5"], "--temperature must be a number from 0 on, found -0.5"),
         (["--top-p", "0"], "--top-p must be above 0"),
         (["--top-k", "0"], "--top-k must be -1 or at least 1, found 0"),
         (["--prompt", "hello"], "give either --ids FILE.json or --prompt TEXT"),
-        (["--out", "/no/such/folder/x.json"], "must exist"),
+        (["--max-new-tokens", "1.5"], "--max-new-tokens"),
+        (["--temperature", "inf"], "--temperature must be a number from 0 on, found inf"),
+        (
+            ["--out", "/no/such/folder/x.json"],
+            "--out '/no/such/folder/x.json': the folder '/no/such/folder' does not exist",
+        ),
+        (["--receipt", "/no/such/folder/x.json"], "--receipt"),
         (["--ranks", "2", "--attn-dp", "3"], "must be ranks = 2"),
         (["--dispatcher", "alltoalv"], "no dispatcher plugin 'alltoalv'"),
     ],
@@ -257,3 +263,10 @@ def test_a_rank_that_never_becomes_ready_ends_the_start_with_its_name(folder: Pa
     (job_folder / "rank_asleep.py").write_text(RANK_ASLEEP)
     with pytest.raises(RuntimeFault, match="rank 1 ended or stopped"):
         run_local_ranks("rank_asleep", job_folder, 2, 1)
+
+
+def test_an_empty_text_is_refused_although_the_bundled_tokenizer_adds_a_start_token(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "--prompt", ""]) == 2
+    assert "--prompt has length 0" in capfd.readouterr().err

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 from cyclopts import App
 
 from crossdock.cli.flags import ConfigFlags
 from crossdock.config_load import file_layer, load_config
 from crossdock.config_render import config_differences, render_config
+from crossdock.errors import UsageError
 from crossdock.rank_plan import plan_rank
 
 config_app = App(name="config", help="Show, validate and compare configurations.")
@@ -17,21 +19,29 @@ _NO_FLAGS = ConfigFlags()
 
 
 @config_app.command
-def show(*, resolved: bool = False, flags: ConfigFlags = _NO_FLAGS) -> None:
+def show(file: Path | None = None, /, *, resolved: bool = False, flags: ConfigFlags = _NO_FLAGS) -> None:
     """Print the configuration as TOML that can be read back.
 
     Parameters
     ----------
+    file
+        TOML file, as ``--config``.
     resolved
         Every value, defaults and derived widths included, with a comment where it came from.
     """
-    print(render_config(flags.load(), resolved=resolved), end="")
+    print(render_config(_with_file(flags, file).load(), resolved=resolved), end="")
 
 
 @config_app.command
-def validate(*, flags: ConfigFlags = _NO_FLAGS) -> None:
-    """Check values, checkpoint facts, plugins and their options, and whether all of it works together; no rank is started."""
-    plan = plan_rank(flags.load().config, 0)
+def validate(file: Path | None = None, /, *, flags: ConfigFlags = _NO_FLAGS) -> None:
+    """Check values, checkpoint facts, plugins and their options, and whether all of it works together; no rank is started.
+
+    Parameters
+    ----------
+    file
+        TOML file, as ``--config``.
+    """
+    plan = plan_rank(_with_file(flags, file).load().config, 0)
     print(f"checkpoint: {plan.folder} ({plan.info.model_type}, {plan.info.num_layers} layers, {plan.dtype})")
     if plan.num_physical_experts:
         print(f"experts: {plan.num_physical_experts} slots over moe_ep_size = {plan.sizes.moe_ep_size} ranks")
@@ -55,3 +65,12 @@ def diff(first: Path, second: Path, /) -> int:
     for line in differences:
         print(line)
     return 1 if differences else 0
+
+
+def _with_file(flags: ConfigFlags, file: Path | None) -> ConfigFlags:
+    """Raises ``UsageError`` when a file is given twice."""
+    if file is None:
+        return flags
+    if flags.config is not None:
+        raise UsageError(f"two configurations, {str(file)!r} and --config {str(flags.config)!r}; give one")
+    return attrs.evolve(flags, config=file)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import attrs
-from cyclopts import Parameter
+from cyclopts import CoercionError, Parameter, Token
 
 from crossdock.config_load import LoadedConfig, file_layer, flag_layers, load_config, set_layer
 
@@ -38,8 +39,20 @@ PATHS = {
 """Field of ``ConfigFlags`` -> (spelling, dotted path in the config)."""
 
 
+def whole_number(_: type[int], tokens: Sequence[Token]) -> int:
+    """A converter that takes no 1.5: the library's own rounds it."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise CoercionError(token=tokens[0], target_type=int) from None
+
+
 def _flag(help: str) -> Parameter:
     return Parameter(help=help)
+
+
+def _count(help: str) -> Parameter:
+    return Parameter(help=help, converter=whole_number)
 
 
 @Parameter(name="*")
@@ -52,13 +65,13 @@ class ConfigFlags:
         tuple[str, ...],
         Parameter(name="--set", negative="", help="One value as table.key=value; may be repeated; wins over the file."),
     ] = ()
-    ranks: Annotated[int | None, _flag("Processes of the job.")] = None
-    attn_dp: Annotated[int | None, _flag("Attention replicas.")] = None
-    attn_tp: Annotated[int | None, _flag("Ranks that share one replica's attention.")] = None
-    attn_cp: Annotated[int | None, Parameter(show=False)] = None
-    moe_dp: Annotated[int | None, Parameter(show=False)] = None
-    moe_ep: Annotated[int | None, _flag("Ranks that experts are split over.")] = None
-    moe_tp: Annotated[int | None, _flag("Ranks that share each expert.")] = None
+    ranks: Annotated[int | None, _count("Processes of the job.")] = None
+    attn_dp: Annotated[int | None, _count("Attention replicas.")] = None
+    attn_tp: Annotated[int | None, _count("Ranks that share one replica's attention.")] = None
+    attn_cp: Annotated[int | None, Parameter(show=False, converter=whole_number)] = None
+    moe_dp: Annotated[int | None, Parameter(show=False, converter=whole_number)] = None
+    moe_ep: Annotated[int | None, _count("Ranks that experts are split over.")] = None
+    moe_tp: Annotated[int | None, _count("Ranks that share each expert.")] = None
     padding: Annotated[str | None, _flag("Padding policy.")] = None
     dispatcher: Annotated[str | None, _flag("How tokens travel to experts.")] = None
     experts: Annotated[str | None, _flag("Grouped expert computation.")] = None
@@ -69,10 +82,10 @@ class ConfigFlags:
     load_format: Annotated[Literal["auto", "random"] | None, Parameter(show=False)] = None
     device: Annotated[Literal["cpu", "cuda"] | None, _flag("Device of every rank.")] = None
     host: Annotated[str | None, _flag("Address to bind.")] = None
-    port: Annotated[int | None, _flag("Port to bind; 0 takes a free one.")] = None
+    port: Annotated[int | None, _count("Port to bind; 0 takes a free one.")] = None
     served_model_name: Annotated[str | None, _flag("Model id in the API.")] = None
-    nnodes: Annotated[int | None, _flag("Machines.")] = None
-    node_rank: Annotated[int | None, _flag("Number of this machine.")] = None
+    nnodes: Annotated[int | None, _count("Machines.")] = None
+    node_rank: Annotated[int | None, _count("Number of this machine.")] = None
     rdzv_endpoint: Annotated[str | None, _flag("host:port of machine 0.")] = None
     launcher: Annotated[Literal["local", "torchrun", "ray"] | None, _flag("Who starts the ranks.")] = None
 

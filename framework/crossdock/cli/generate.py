@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from crossdock.cli.flags import ConfigFlags
+from crossdock.cli.flags import ConfigFlags, whole_number
 from crossdock.cli.token_files import check_output, read_ids, write_json
 from crossdock.errors import UsageError
 from crossdock.launch.rank_logs import set_up_logs
@@ -19,6 +20,7 @@ from crossdock.serving.tokenizer import TextTokenizer, load_tokenizer
 from crossdock.types.request import SamplingParams
 
 _NO_FLAGS = ConfigFlags()
+_WHOLE = Parameter(converter=whole_number)
 
 
 def generate(
@@ -27,12 +29,12 @@ def generate(
     *,
     ids: Path | None = None,
     prompt: str | None = None,
-    max_new_tokens: int = 64,
+    max_new_tokens: Annotated[int, _WHOLE] = 64,
     ignore_eos: Annotated[bool, Parameter(negative="")] = False,
     temperature: float = 0.0,
     top_p: float = 1.0,
-    top_k: int = -1,
-    seed: int | None = None,
+    top_k: Annotated[int, _WHOLE] = -1,
+    seed: Annotated[int | None, _WHOLE] = None,
     out: Path | None = None,
     receipt: Path | None = None,
     flags: ConfigFlags = _NO_FLAGS,
@@ -68,15 +70,15 @@ def generate(
     config = flags.load(model).config
     sampling = _sampling(max_new_tokens, ignore_eos, temperature, top_p, top_k, seed)
     check_output(out)
-    check_output(receipt)
+    check_output(receipt, "--receipt")
     if (ids is None) == (prompt is None):
         raise UsageError("give either --ids FILE.json or --prompt TEXT")
     tokenizer = None
     if prompt is not None:
         tokenizer = _tokenizer(config.checkpoint.path)
-        prompts = [tokenizer.encode(prompt)]
+        prompts = [tokenizer.encode(prompt)] if prompt else [[]]  # a start token alone would hide a forgotten text
         if not prompts[0]:
-            raise UsageError("--prompt has length 0 in tokens; give at least one")
+            raise UsageError("--prompt has length 0; give at least one character")
     else:
         assert ids is not None
         prompts = read_ids(ids)
@@ -101,7 +103,7 @@ def _sampling(
     """Raises ``UsageError`` with the flag and the rule for a value out of range."""
     rules = (
         (max_new_tokens >= 0, f"--max-new-tokens must be at least 0, found {max_new_tokens}"),
-        (temperature >= 0.0, f"--temperature must be at least 0, found {temperature}"),
+        (0.0 <= temperature < math.inf, f"--temperature must be a number from 0 on, found {temperature}"),
         (0.0 < top_p <= 1.0, f"--top-p must be above 0 and at most 1, found {top_p}"),
         (top_k == -1 or top_k >= 1, f"--top-k must be -1 or at least 1, found {top_k}"),
     )

@@ -39,7 +39,7 @@ def logits(
     config = flags.load(model).config
     prompts = read_ids(ids)
     check_output(out)
-    check_output(receipt)
+    check_output(receipt, "--receipt")
     from crossdock.host_memory import keep_freed_memory
     from crossdock.offline import logits_job, run_job
 

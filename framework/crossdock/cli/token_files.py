@@ -30,11 +30,15 @@ def read_ids(path: Path) -> list[list[int]]:
     return prompts
 
 
-def check_output(path: Path | None) -> None:
+def check_output(path: Path | None, flag: str = "--out") -> None:
     """Raises ``UsageError`` before anything is computed when ``path`` cannot become a file."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{flag} {str(path)!r} is a folder; give the name of a file")
+    if not path.absolute().parent.is_dir():
         raise UsageError(
-            f"--out {str(path)!r}: the folder {str(path.absolute().parent)!r} must exist, and the name be no folder"
+            f"{flag} {str(path)!r}: the folder {str(path.absolute().parent)!r} does not exist; make it first"
         )
 
 
@@ -43,4 +47,4 @@ def write_json(path: Path, value: object) -> None:
     try:
         path.write_text(json.dumps(value) + "\n", encoding="utf-8")
     except OSError as error:
-        raise RuntimeFault(f"--out {str(path)!r} cannot be written: {error.strerror or error}") from error
+        raise RuntimeFault(f"{str(path)!r} cannot be written: {error.strerror or error}") from error

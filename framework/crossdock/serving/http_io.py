@@ -27,7 +27,11 @@ _LOG = structlog.get_logger("crossdock.server")
 
 async def typed_body(request: web.Request, cls: type[Body]) -> Body:
     """The JSON body as ``cls``; raises ``RequestError`` with field and rule."""
-    return read_body(await request.read(), cls, request.app[FRONTEND].unknown_keys)
+    try:
+        raw = await request.read()
+    except web.RequestPayloadError as error:  # a Content-Encoding that the bytes do not have, for instance
+        raise RequestError(f"the body cannot be read: {' '.join(str(error).split())}") from error
+    return read_body(raw, cls, request.app[FRONTEND].unknown_keys)
 
 
 def json_response(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

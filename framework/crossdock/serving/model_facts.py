@@ -22,11 +22,11 @@ class ModelFacts:
     vocab_size: int
     created: int
 
-    def check_name(self, name: str | None) -> None:
-        """Raises ``RequestError`` (404) for another model's name; None means this model."""
+    def check_name(self, name: str | None, *, http_status: int = 400) -> None:
+        """Raises ``RequestError`` for another model's name; None means this model. 400 where it is a field, 404 in a path."""
         if name is not None and name != self.model_id:
             message = f"model: {name!r} is not served here; this server has {self.model_id!r}"
-            raise RequestError(message, field="model", http_status=404)
+            raise RequestError(message, field="model", http_status=http_status)
 
 
 def read_model_facts(folder: Path, *, model_id: str, max_sequence_tokens: int | None, created: int) -> ModelFacts:

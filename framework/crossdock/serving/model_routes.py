@@ -21,7 +21,7 @@ async def get_models(request: web.Request) -> web.Response:
 async def get_model(request: web.Request) -> web.Response:
     """The served model by its id; 404 for another one."""
     frontend = request.app[FRONTEND]
-    frontend.model.check_name(request.match_info["model"])
+    frontend.model.check_name(request.match_info["model"], http_status=404)
     return json_response(_card(frontend))
 
 

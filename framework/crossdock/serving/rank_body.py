@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 import structlog
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from crossdock.comm import RankComms, create_comms, join_process_group, local_comms
+from crossdock.comm import RankComms, create_comms, join_process_group, local_comms, take_device
 from crossdock.engine_build import run_rank
 from crossdock.launch.rendezvous import join_store
 from crossdock.rank_plan import RankPlan, plan_rank
@@ -23,8 +22,7 @@ def run_model_rank(spec: RankSpec, link: RankLink) -> None:
     """Runs one rank until the engine stops; a ``RankBody``."""
     begin_s = time.monotonic()
     plan = plan_rank(spec.config, spec.rank)
-    if plan.config.launch.device == "cuda":
-        torch.cuda.set_device(spec.local_rank)
+    take_device(plan.config.launch.device, spec.local_rank)
     comms, store = _join(spec, plan)
     _LOG.info("joined", ranks=plan.sizes.ranks, seconds=round(time.monotonic() - begin_s, 1))
     run_rank(plan, comms, link, store=store)

@@ -60,7 +60,7 @@ def all_routes() -> tuple[Route, ...]:
 
 
 def _generation_routes() -> tuple[Route, ...]:
-    generating = (400, 404, 413, 429, 503)
+    generating = (400, 413, 429, 503)
     return (
         Route(
             path="/v1/completions",
@@ -96,7 +96,7 @@ def _generation_routes() -> tuple[Route, ...]:
             methods=("POST",),
             body=requests.TokenizeBody,
             response=responses.TokenizeResponse,
-            errors=(400, 404, 413),
+            errors=(400, 413),
         ),
         Route(
             path="/detokenize",
@@ -104,7 +104,7 @@ def _generation_routes() -> tuple[Route, ...]:
             methods=("POST",),
             body=requests.DetokenizeBody,
             response=responses.DetokenizeResponse,
-            errors=(400, 404, 413),
+            errors=(400, 413),
         ),
     )
 

@@ -97,6 +97,15 @@ def test_an_empty_file_is_the_defaults(capsys: pytest.CaptureFixture[str], tmp_p
     assert run(capsys, "config", "show", "--config", str(empty)) == (0, "", "")
 
 
+@pytest.mark.parametrize("words", [["show"], ["show", "--resolved"], ["validate"]])
+def test_the_file_of_a_configuration_needs_no_flag(
+    capsys: pytest.CaptureFixture[str], words: list[str], config_file: Path
+) -> None:
+    with_flag = run(capsys, "config", *words, "--config", str(config_file))
+    assert with_flag[0] == 0
+    assert run(capsys, "config", *words, str(config_file)) == with_flag
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -104,7 +113,10 @@ def test_an_empty_file_is_the_defaults(capsys: pytest.CaptureFixture[str], tmp_p
         (["config", "shw"], 'Did you mean "show"?'),
         (["config", "show", "--rank", "3"], "Unknown option: --rank. Did you mean --ranks?"),
         (["config", "show", "--ranks", "x"], "--ranks"),
+        (["config", "show", "--ranks", "1.5"], "--ranks"),
         (["config", "show", "--device", "tpu"], "cpu"),
+        (["config", "validate", "/nowhere.toml"], "does not exist"),
+        (["config", "validate", "a.toml", "--config", "b.toml"], "give one"),
         (["plugins", "new", "dispacher", "x"], "did you mean 'dispatcher'?"),
         (["plugins", "new", "padding", "Bad-Name"], "lower-case letters"),
         (["plugins", "new", "model", "x"], "there is no template for model"),

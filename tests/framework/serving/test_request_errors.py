@@ -152,13 +152,22 @@ def test_the_context_limit_is_exact_and_named(run_server: RunServer, prompt: int
     run_server(scenario)
 
 
-def test_another_models_name_is_404(run_server: RunServer) -> None:
+def test_another_models_name_is_a_wrong_field_and_an_unknown_path(run_server: RunServer) -> None:
     async def scenario(server: Any) -> None:
         for path, body in ((COMPLETIONS, {"prompt": [1]}), (CHAT, {"messages": HI})):
             status, answer = await server.post(path, {**body, "model": "other"})
-            check_error(status, answer, expected=404, param="model", rule="'tiny'")
+            check_error(status, answer, expected=400, param="model", rule="'tiny'")
         status, answer = await server.get("/v1/models/other")
         check_error(status, answer, expected=404, param="model", rule="'tiny'")
+
+    run_server(scenario)
+
+
+def test_a_body_in_another_encoding_than_it_says_is_400(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        headers = {"Content-Encoding": "gzip"}
+        async with server.client.post(COMPLETIONS, data=b'{"prompt": [1]}', headers=headers) as response:
+            check_error(response.status, await response.json(), expected=400, param=None, rule="gzip")
 
     run_server(scenario)
 

@@ -207,4 +207,6 @@ def _read_routing(reader: ConfigReader) -> tuple[int, DeepseekRouting]:
     )
     if routing.scoring not in ("softmax", "sigmoid"):
         raise reader.wrong("scoring_func", f"is {routing.scoring!r}; known: softmax, sigmoid")
+    if not 1 <= routing.kept_groups <= num_groups:
+        raise reader.wrong("topk_group", f"is {routing.kept_groups}; must be 1 to n_group = {num_groups}")
     return num_groups, routing
