@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+from crossdock.config import CheckpointConfig, Config
+from crossdock.errors import CheckpointError
+from crossdock.rank_plan import plan_rank
 from crossdock.testing.model_oracle import TOLERANCE, oracle_errors
 from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.tiny_models import save_tiny_model
@@ -45,3 +50,12 @@ def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
     folder = save_tiny_model(tmp_path, family, **overrides)
     errors = oracle_errors(DriverChoice(folder=str(folder)))
     assert max(errors.values()) < TOLERANCE, errors
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+def test_more_or_fewer_groups_than_there_are_cannot_be_kept(tmp_path: Path, kept: int) -> None:
+    config_file = save_tiny_model(tmp_path, "deepseek_v3", n_group=4, topk_group=2) / "config.json"
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"topk_group": kept}))
+    config = attrs.evolve(Config(), checkpoint=CheckpointConfig(path=str(tmp_path)))
+    with pytest.raises(CheckpointError, match=rf"topk_group is {kept}; must be 1 to n_group = 4"):
+        plan_rank(config, 0)
