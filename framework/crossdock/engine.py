@@ -98,7 +98,7 @@ class RankEngine:
             self.counters.count_step(agreed.plan)
         if self.scheduler is not None:
             outputs = [] if scheduled is None else self.scheduler.complete(scheduled, tokens)
-            self._send(self.scheduler, outputs, step, is_due=agreed.has_rows)
+            self._send(self.scheduler, outputs, step, is_due=agreed.has_rows or agreed.plan.park)
         self._run_controls(controls)
         for actor in self.between_steps:
             actor.after_step(agreed)
@@ -179,6 +179,7 @@ class RankEngine:
         assert self.scheduler is not None
         ended = [output for output in map(self.scheduler.abort, rids) if output is not None]
         if ended:
+            self._reported_s = 0.0  # the next step reports the load, also one that parks: no later one would
             self.link.send(Outputs(outputs=tuple(ended)))
 
     def _control(self, control: Control) -> None:

@@ -158,6 +158,16 @@ def test_an_abort_ends_a_request_frees_its_pages_and_leaves_the_others_alone(fol
     assert engine.frontend.tokens("stays") == alone(folder, [4, 5], 40)
 
 
+def test_an_abort_of_the_last_request_is_in_a_load_report_before_all_ranks_park(folder: Path) -> None:
+    with running(folder) as engine:
+        engine.frontend.submit(0, request("gone", [1, 2, 3], 400))
+        engine.frontend.wait(lambda frontend: len(frontend.tokens("gone")) > 2, "some tokens")
+        engine.frontend.abort(0, "gone")
+        engine.frontend.wait_finished("gone")
+        engine.frontend.wait_parked()
+    assert [load.running for load in engine.frontend.loads if load.attn_dp_rank == 0][-1] == 0
+
+
 def test_a_request_that_cannot_run_is_an_error_output_and_disturbs_nobody(folder: Path) -> None:
     with running(folder, kv_tokens=16) as engine:
         engine.frontend.submit(0, request("long", [1] * 17, 1), request("good", [1, 2], 3))
