@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import shutil
 import signal
 import socket
 import tempfile
@@ -24,6 +25,16 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text_model(tmp_path_factory.mktemp("served") / "tiny", context_tokens=1_000_000)
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder for temporary files of this test alone: servers of other tests leave and clear run folders too."""
+    folder = tempfile.mkdtemp(prefix="cd-")
+    monkeypatch.setenv("TMPDIR", folder)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
