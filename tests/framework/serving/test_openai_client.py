@@ -78,7 +78,7 @@ def test_errors_become_the_clients_exceptions(run_server: RunServer) -> None:
             with pytest.raises(openai.BadRequestError) as refused:
                 await client.completions.create(model="tiny", prompt="", max_tokens=1)
             assert refused.value.param == "prompt"
-            with pytest.raises(openai.NotFoundError) as unknown:
+            with pytest.raises(openai.BadRequestError) as unknown:
                 await client.completions.create(model="other", prompt="x")
             assert unknown.value.param == "model"
 
