@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
+import xxhash
 
 from crossdock.types.link import (
     AbortRequests,
@@ -36,8 +37,8 @@ def echo_token(request: EngineRequest, position: int) -> int:
 
 
 def seeded_token(request: EngineRequest, position: int) -> int:
-    """Depends on the seed and the position alone, like real sampling noise."""
-    return (request.sampling.seed * 2654435761 + position * 40503 + 7) % FAKE_VOCAB_SIZE
+    """Depends on the seed and the position alone, like real sampling noise: two seeds agree at a position by chance only."""
+    return xxhash.xxh64_intdigest(f"{request.sampling.seed} {position}") % FAKE_VOCAB_SIZE
 
 
 def fixed_tokens(token_ids: Sequence[int]) -> TokenRule:

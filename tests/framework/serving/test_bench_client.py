@@ -28,7 +28,7 @@ def test_every_token_of_every_request_is_counted(run_server: RunServer, long_mod
 
 def test_a_server_that_refuses_everything_is_one_sentence(run_server: RunServer) -> None:
     async def scenario(server: Any) -> None:
-        with pytest.raises(RuntimeFault, match="HTTP 400.*model"):
+        with pytest.raises(RuntimeFault, match=r"HTTP 400.*model"):
             await run_bench(server.url, "other", LOAD)
 
     run_server(scenario)
