@@ -38,7 +38,7 @@ def echo_token(request: EngineRequest, position: int) -> int:
 
 def seeded_token(request: EngineRequest, position: int) -> int:
     """Depends on the seed and the position alone, like real sampling noise: two seeds agree at a position by chance only."""
-    return xxhash.xxh64_intdigest(f"{request.sampling.seed} {position}") % FAKE_VOCAB_SIZE
+    return xxhash.xxh64_intdigest(f"{request.sampling.seed} {position}".encode()) % FAKE_VOCAB_SIZE
 
 
 def fixed_tokens(token_ids: Sequence[int]) -> TokenRule:
