@@ -6,10 +6,15 @@ from collections import Counter
 import pytest
 import torch
 from crossdock.testing.fixtures import rank_pool
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     # Read when triton is first imported: kernels run interpreted on CPU tensors.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# The same examples in each run, and no clock: a busy machine is no failure.
+settings.register_profile("crossdock", deadline=None, derandomize=True)
+settings.load_profile("crossdock")
 
 MATRIX_OUTCOME = "matrix_outcome"
 
