@@ -27,6 +27,7 @@ from crossdock.overlap_gate import OverlapGate
 from crossdock.receipt import ReceiptCounters
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.scheduler import Scheduler
+from crossdock.step_totals import StepTotalsCounter
 from crossdock.step_work import StepWork
 from crossdock.types.link import (
     AbortRequests,
@@ -63,6 +64,7 @@ class RankEngine:
     between_steps: Sequence[BetweenSteps] = ()
     gauges: MutableMapping[str, float] = attrs.field(factory=dict[str, float])
     """Numbers that go with load reports to ``/metrics``; those who act between steps write them."""
+    totals: StepTotalsCounter = attrs.field(factory=StepTotalsCounter)
     overlap: OverlapGate | None = None
     """Votes on overlap; None where the strategy runs one micro-batch."""
     timeline: Timeline | None = None
@@ -91,14 +93,12 @@ class RankEngine:
         agreed, scheduled, work, controls = self._lead(step) if self.scheduler else self._follow(step)
         if agreed.everybody_stops:
             return False
-        tokens = StepTokens(token_ids=())
-        if agreed.has_rows:
-            tokens = self._forward(agreed, scheduled, work)
+        tokens = self._forward(agreed, scheduled, work) if agreed.has_rows else StepTokens(token_ids=())
         if agreed.has_rows or agreed.plan.park:
             self.counters.count_step(agreed.plan)
         if self.scheduler is not None:
             outputs = [] if scheduled is None else self.scheduler.complete(scheduled, tokens)
-            self._send(self.scheduler, outputs, step, is_due=agreed.has_rows or agreed.plan.park)
+            self._send(self.scheduler, outputs, agreed)
         self._run_controls(controls)
         for actor in self.between_steps:
             actor.after_step(agreed)
@@ -179,7 +179,6 @@ class RankEngine:
         assert self.scheduler is not None
         ended = [output for output in map(self.scheduler.abort, rids) if output is not None]
         if ended:
-            self._reported_s = 0.0  # the next step reports the load, also one that parks: no later one would
             self.link.send(Outputs(outputs=tuple(ended)))
 
     def _control(self, control: Control) -> None:
@@ -197,19 +196,19 @@ class RankEngine:
         self._controls_done += len(controls)
         del self._controls[: len(controls)]
 
-    def _send(self, scheduler: Scheduler, outputs: Sequence[EngineOutput], step: int, *, is_due: bool) -> None:
-        """Outputs with a load report; a report alone when it is time for one and ``is_due``."""
-        now_s = time.monotonic()
-        if outputs or (is_due and now_s - self._reported_s >= LOAD_REPORT_S):
-            self._reported_s = now_s
-            load = attrs.evolve(scheduler.load(self.place.attn_dp_rank, step), gauges=dict(self.gauges))
+    def _send(self, scheduler: Scheduler, outputs: Sequence[EngineOutput], agreed: AgreedStep) -> None:
+        """Outputs with a load report; a report alone when it is time for one, and before a park: no later one would come."""
+        is_time = time.monotonic() - self._reported_s >= LOAD_REPORT_S
+        if outputs or agreed.plan.park or (agreed.has_rows and is_time):
+            self._reported_s = time.monotonic()
+            load = scheduler.load(self.place.attn_dp_rank, agreed.plan.step)
+            load = self.totals.added_to(load, preemptions=scheduler.num_preemptions, gauges=self.gauges)
             self.link.send(Outputs(outputs=tuple(outputs), load=load))
 
     def _hand_over_prompt_logits(self, in_flight: InFlight) -> None:
         if self.on_prompt_logits is None or in_flight.scheduled is None:
             return
-        first = 0
-        scheduled = in_flight.scheduled
+        first, scheduled = 0, in_flight.scheduled
         for sequence, rows in zip(scheduled.sequences, scheduled.work.sequences, strict=True):
             if sequence.keeps_prompt_logits and rows.num_logit_rows:
                 logits = in_flight.logits[first : first + rows.num_logit_rows]

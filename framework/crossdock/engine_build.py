@@ -34,6 +34,7 @@ from crossdock.scheduled import SchedulerLimits
 from crossdock.scheduler import Scheduler
 from crossdock.step_rules import step_rules
 from crossdock.step_sync import open_step_sync
+from crossdock.step_totals import StepTotalsCounter
 from crossdock.types.link import RankLink, Ready
 from crossdock.types.observer import Observer, ObserverSpec
 from crossdock.warm_up import warm_up
@@ -98,6 +99,8 @@ def build_engine(
         )
         with open_step_sync(plan, step_rules(plan), comms, store) as sync:
             scheduler = make_scheduler(plan, built.kv.plan.num_pages) if _is_leader(plan) else None
+            totals = StepTotalsCounter(attn_dp_rank=plan.place.attn_dp_rank)
+            actors = (totals, *balancing.actors)
             engine = RankEngine(
                 place=plan.place,
                 link=link,
@@ -107,8 +110,9 @@ def build_engine(
                 verbs=_verbs(plan, built, comms, scheduler, counters, balancing),
                 counters=counters,
                 observers=observers,
-                between_steps=balancing.actors if overlap is None else (*balancing.actors, overlap),
+                between_steps=actors if overlap is None else (*actors, overlap),
                 gauges=gauges,
+                totals=totals,
                 overlap=overlap,
                 timeline=timeline,
                 on_prompt_logits=on_prompt_logits,

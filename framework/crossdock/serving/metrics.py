@@ -12,6 +12,8 @@ from prometheus_client.exposition import generate_latest
 from crossdock.serving.choices import ChoiceDelta
 from crossdock.serving.generation import GenerationPlan
 from crossdock.serving.replicas import Replica
+from crossdock.serving.step_metrics import StepMetrics
+from crossdock.types.request import ReplicaLoad
 
 PREFIX = "crossdock:"
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -54,6 +56,10 @@ class ServerMetrics:
         )
         self._errors, self._model_name = errors, model_name
         self._engine_gauges: dict[str, Gauge] = {}
+        self._loads: dict[int, ReplicaLoad] = {}
+        self.registry.register(
+            StepMetrics(prefix=PREFIX, model_name=model_name, loads=self._loads, num_replicas=num_replicas)
+        )
         self.first_token = histogram("time_to_first_token_seconds", "From the request to its first token.", _WAIT_S)
         self.inter_token = histogram(
             "inter_token_latency_seconds", "Between two outputs of a sequence, per token.", _FAST_S
@@ -72,6 +78,7 @@ class ServerMetrics:
         load = replica.load
         if load is not None:
             rank = replica.attn_dp_rank
+            self._loads[rank] = load
             self.running[rank].set(load.running)
             self.waiting[rank].set(load.waiting)
             self.kv_usage[rank].set(load.kv_usage)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from crossdock.types.step_totals import StepTotals
+
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
@@ -83,5 +85,8 @@ class ReplicaLoad:
     attention_pairs: int
     kv_usage: float
     step: int
+    preemptions: int = 0
+    """Sequences that gave up their pages since the start, to be computed again."""
+    steps: StepTotals = attrs.Factory(StepTotals)
     gauges: dict[str, float] = attrs.Factory(dict)
     """Further numbers of the rank for ``/metrics``, by name."""
