@@ -26,4 +26,10 @@ def rows_of_rank(layout: Layout, padded_tokens: tuple[int, ...], rank: int, size
 def dispatch_step(plan: StepPlan, input_rows: Layout, sizes: ParallelSizes, *, epoch: int = 0) -> DispatchStep:
     """The integers that a dispatcher reads in a step, from the global plan; the same on all ranks."""
     counts = tuple(rows_of_rank(input_rows, plan.padded_tokens, rank, sizes) for rank in range(sizes.ranks))
-    return DispatchStep(mode=plan.dispatch_mode, bucket=plan.bucket, epoch=epoch, source_counts=counts)
+    return DispatchStep(
+        mode=plan.dispatch_mode,
+        bucket=plan.bucket,
+        epoch=epoch,
+        micro_batches=2 if plan.overlap else 1,
+        source_counts=counts,
+    )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossdock.errors import OpStateError
+from crossdock.side_stream import CudaStreams, SidePass, StreamPair, side_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +33,17 @@ def forward_ops(model: Model) -> tuple[Op, ...]:
 
 
 class Executor:
-    """Runs forward passes of one model under one strategy. Plans are made once a forward mode and kept."""
+    """Runs forward passes of one model under one strategy. Plans are made once a forward mode and kept.
 
-    def __init__(self, model: Model, strategy: Strategy) -> None:
+    Args:
+        model: its declared operations.
+        strategy: orders them.
+        streams: for plans with operations beside the others; by default those of the device, where it has streams.
+    """
+
+    def __init__(self, model: Model, strategy: Strategy, streams: StreamPair | None = None) -> None:
         self._strategy = strategy
+        self._streams = streams
         self._ops = forward_ops(model)
         self._carried = model.carried
         self._plans: dict[ForwardMode, StagePlan] = {}
@@ -64,17 +72,28 @@ class Executor:
         """
         plan = self.plan(contexts[0].batch.step.forward_mode)
         states: list[dict[str, Any]] = [{} for _ in contexts]
+        side = self._side_pass(plan, contexts[0], marks)
         if marks is not None:
             marks.begin()
         for micro_batch, stage in stage_order(len(plan.stages), plan.offset, len(contexts)):
-            ops = plan.stages[stage]
-            if marks is None:
-                run_ops(ops, contexts[micro_batch], states[micro_batch])
-                continue
-            for op in ops:
-                run_ops((op,), contexts[micro_batch], states[micro_batch])
-                marks.op_ended(micro_batch, op)
+            for op in plan.stages[stage]:
+                run_op(op, micro_batch, contexts[micro_batch], states[micro_batch], side)
+                if marks is not None:
+                    marks.op_ended(micro_batch, op)
+        if side is not None:
+            side.finish()
         return tuple(state[LOGITS] for state in states)
+
+    def _side_pass(self, plan: StagePlan, context: ForwardContext, marks: PassMarks | None) -> SidePass | None:
+        """None where every operation runs in place."""
+        if not plan.beside:
+            return None
+        device = context.batch.input_ids.device
+        if self._streams is None and device.type == "cuda":
+            self._streams = CudaStreams(device)
+        if self._streams is None:
+            return None
+        return SidePass(streams=self._streams, kinds=plan.beside, inputs=side_inputs(plan), marks=marks)
 
 
 def stage_order(num_stages: int, offset: int, micro_batches: int) -> Iterator[tuple[int, int]]:
@@ -89,16 +108,17 @@ def stage_order(num_stages: int, offset: int, micro_batches: int) -> Iterator[tu
                 yield micro_batch, stage
 
 
-def run_ops(ops: Sequence[Op], context: ForwardContext, state: dict[str, Any]) -> None:
-    """Runs ops on one micro-batch's state."""
-    for op in ops:
-        values = [state.pop(key) for key in op.reads]
-        values += [state[key] for key in op.keeps]
-        result = op.fn(context, *values)
-        if len(op.writes) == 1:
-            state[op.writes[0]] = result
-        elif op.writes:
-            state.update(zip(op.writes, result, strict=True))
+def run_op(
+    op: Op, micro_batch: int, context: ForwardContext, state: dict[str, Any], side: SidePass | None = None
+) -> None:
+    """Runs an op on one micro-batch's state, in the stream that ``side`` chooses."""
+    values = [state.pop(key) for key in op.reads]
+    values += [state[key] for key in op.keeps]
+    result = op.fn(context, *values) if side is None else side.run(micro_batch, op, context, values)
+    if len(op.writes) == 1:
+        state[op.writes[0]] = result
+    elif op.writes:
+        state.update(zip(op.writes, result, strict=True))
 
 
 def check_plan(plan: StagePlan, ops: Sequence[Op], carried: frozenset[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import attrs
 import pytest
 from crossdock.errors import OpStateError
-from crossdock.executor import Executor, check_plan, run_ops, stage_order
+from crossdock.executor import Executor, check_plan, run_op, stage_order
 from crossdock.types.model import ForwardContext, Model, Op, OpKind
 from crossdock.types.step import ForwardMode
 from crossdock.types.strategy import StagePlan, Strategy
@@ -170,10 +170,11 @@ def test_a_head_that_leaves_more_than_logits_is_refused() -> None:
 def test_an_op_that_returns_another_number_of_values_fails() -> None:
     wrong = op("wrong", 0, lambda ctx: (1, 2, 3), writes=("a", "b"))
     with pytest.raises(ValueError, match="zip"):
-        run_ops([wrong], contexts(0)[0], {})
+        run_op(wrong, 0, contexts(0)[0], {})
 
 
 def test_a_consumed_value_is_forgotten_at_once() -> None:
     state: dict[str, Any] = {}
-    run_ops(OPS[:2], contexts(2)[0], state)
+    for each in OPS[:2]:
+        run_op(each, 0, contexts(2)[0], state)
     assert set(state) == {"a", "b"}

@@ -1,4 +1,4 @@
-"""Spans as a picture: a lane for each rank and micro-batch, time from left to right. SVG, no library, opens in a browser."""
+"""Spans as a picture: a lane for each rank, micro-batch and stream, time from left to right. SVG, no library, opens in a browser."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ COLOURS = {
     "dense": "#7fb8a4",
     "other": "#d8d8d8",
 }
-WIDTH, LEFT, LANE, GAP, TOP = 1200, 150, 22, 6, 34
+WIDTH, LEFT, LANE, GAP, TOP = 1250, 200, 22, 6, 34
 
 
 def lane_picture(spans: Mapping[int, Sequence[Span]]) -> str:
     """The SVG text of spans by rank; an empty picture for none."""
-    lanes = sorted({(rank, span.micro_batch) for rank, found in spans.items() for span in found})
+    lanes = sorted({(rank, span.micro_batch, span.is_beside) for rank, found in spans.items() for span in found})
     every = [span for found in spans.values() for span in found]
     first = min((span.begin_us for span in every), default=0.0)
     last = max((span.begin_us + span.duration_us for span in every), default=first + 1.0)
@@ -34,11 +34,12 @@ def lane_picture(spans: Mapping[int, Sequence[Span]]) -> str:
         '<rect width="100%" height="100%" fill="white"/>',
         *_legend(),
     ]
-    for place, (rank, micro_batch) in enumerate(lanes):
+    for place, (rank, micro_batch, is_beside) in enumerate(lanes):
         top = TOP + place * (LANE + GAP)
-        parts.append(f'<text x="4" y="{top + 15}">rank {rank}, micro-batch {micro_batch}</text>')
+        name = f"rank {rank}, micro-batch {micro_batch}" + ", beside" * is_beside
+        parts.append(f'<text x="4" y="{top + 15}">{name}</text>')
         for span in spans[rank]:
-            if span.micro_batch == micro_batch:
+            if (span.micro_batch, span.is_beside) == (micro_batch, is_beside):
                 parts.append(_box(span, LEFT + (span.begin_us - first) * scale, span.duration_us * scale, top))
     return "\n".join([*parts, "</svg>\n"])
 

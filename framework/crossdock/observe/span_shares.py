@@ -10,7 +10,7 @@ import attrs
 from crossdock.types.observer import Span
 
 SENDS = frozenset({"dispatch", "combine"})
-"""Categories whose end is the begin of a transfer; the next ``wait`` of the layer is its end."""
+"""Categories of operations that begin a transfer; the next ``wait`` of the layer ends it."""
 WAIT = "wait"
 
 
@@ -23,9 +23,11 @@ class SpanShares:
     """Passes from their first operation to their last."""
     category_us: dict[str, float]
     in_flight_us: float
-    """Transfers from the end of their begin to the end of their end, micro-batch by micro-batch."""
+    """Transfers from the start of their begin to the end of their end, micro-batch by micro-batch."""
     exposed_us: float
-    """Part of it in which the rank did nothing else: the operations that finish transfers, with what they unpack."""
+    """Part of it in which the rank did nothing else: the operations that begin and finish transfers, with what they pack and unpack."""
+    waited_us: float
+    """The operations that finish transfers alone."""
 
     @property
     def overlap_ratio(self) -> float:
@@ -35,7 +37,7 @@ class SpanShares:
     @property
     def bubble(self) -> float:
         """Share of the passes that was spent waiting for rows."""
-        return self.exposed_us / self.wall_us if self.wall_us else 0.0
+        return self.waited_us / self.wall_us if self.wall_us else 0.0
 
     def gauges(self) -> dict[str, float]:
         """For ``/metrics``."""
@@ -55,23 +57,25 @@ def span_shares(spans: Iterable[Span]) -> SpanShares:
         end = span.begin_us + span.duration_us
         begin, last = passes.get(span.step, (span.begin_us, end))
         passes[span.step] = min(begin, span.begin_us), max(last, end)
-        lanes[span.step, span.micro_batch].append(span)
         category_us[span.category] += span.duration_us
-    in_flight = exposed = 0.0
+        if not span.is_beside:
+            lanes[span.step, span.micro_batch].append(span)
+    in_flight = exposed = waited = 0.0
     for lane in lanes.values():
-        sent_us: float | None = None
+        sent: Span | None = None
         for span in sorted(lane, key=lambda span: span.begin_us):
-            end = span.begin_us + span.duration_us
             if span.category in SENDS:
-                sent_us = end
-            elif span.category == WAIT and sent_us is not None:
-                in_flight += end - sent_us
-                exposed += span.duration_us
-                sent_us = None
+                sent = span
+            elif span.category == WAIT and sent is not None:
+                in_flight += span.begin_us + span.duration_us - sent.begin_us
+                exposed += sent.duration_us + span.duration_us
+                waited += span.duration_us
+                sent = None
     return SpanShares(
         passes=len(passes),
         wall_us=sum(last - begin for begin, last in passes.values()),
         category_us=dict(category_us),
         in_flight_us=in_flight,
         exposed_us=exposed,
+        waited_us=waited,
     )

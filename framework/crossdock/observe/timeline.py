@@ -89,6 +89,8 @@ class PassMarks:
     clock: Clock
     _ended: list[tuple[int, Op]] = attrs.field(factory=list["tuple[int, Op]"], init=False)
     _marks: list[Any] = attrs.field(factory=list[Any], init=False)
+    _beside: list[tuple[int, Op]] = attrs.field(factory=list["tuple[int, Op]"], init=False)
+    _beside_marks: list[Any] = attrs.field(factory=list[Any], init=False)
 
     def begin(self) -> None:
         """The first operation starts now."""
@@ -99,22 +101,34 @@ class PassMarks:
         self._ended.append((micro_batch, op))
         self._marks.append(self.clock.mark())
 
+    def ran_beside(self, micro_batch: int, op: Op, begun: Any, ended: Any) -> None:
+        """``op`` ran in another stream between two marks of it; the pass has waited for the end."""
+        self._beside.append((micro_batch, op))
+        self._beside_marks += (begun, ended)
+
     def spans(self) -> tuple[Span, ...]:
-        """In running order; none when no operation was run one by one."""
+        """In running order, then those that ran beside; none when no operation was run one by one."""
         if not self._ended:
             return ()
-        moments = self.clock.read_us(self._marks)
-        return tuple(
-            Span(
-                step=self.step,
-                micro_batch=micro_batch,
-                layer=op.layer,
-                name=op.name,
-                category=CATEGORIES.get(op.kind, "other"),
-                begin_us=moments[place],
-                duration_us=moments[place + 1] - moments[place],
-            )
-            for place, (micro_batch, op) in enumerate(self._ended)
+        # The last mark of the pass is the last to come.
+        count = len(self._marks)
+        moments = self.clock.read_us([self._marks[0], *self._beside_marks, *self._marks[1:]])
+        beside, moments = moments[1 : len(self._beside_marks) + 1], [moments[0], *moments[1 - count :]]
+        return (
+            *(self._span(*run, *moments[i : i + 2], is_beside=False) for i, run in enumerate(self._ended)),
+            *(self._span(*run, *beside[2 * i : 2 * i + 2], is_beside=True) for i, run in enumerate(self._beside)),
+        )
+
+    def _span(self, micro_batch: int, op: Op, begun_us: float, ended_us: float, *, is_beside: bool) -> Span:
+        return Span(
+            step=self.step,
+            micro_batch=micro_batch,
+            layer=op.layer,
+            name=op.name,
+            category=CATEGORIES.get(op.kind, "other"),
+            begin_us=begun_us,
+            duration_us=ended_us - begun_us,
+            is_beside=is_beside,
         )
 
 

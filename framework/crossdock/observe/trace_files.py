@@ -1,4 +1,4 @@
-"""Spans as Chrome trace events, which Perfetto opens: a process a rank, a thread a micro-batch."""
+"""Spans as Chrome trace events, which Perfetto opens: a process a rank, a thread a micro-batch, and one for what it runs beside."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from crossdock.errors import LoadFileError
 from crossdock.types.observer import Span
 
 
+STEP_LANE = 2
+"""Thread of the steps themselves, behind the micro-batches."""
+BESIDE_LANES = 3
+"""The first thread of operations in a stream of their own; one a micro-batch."""
+
+
 def span_event(rank: int, span: Span) -> dict[str, Any]:
     """A complete event, times in microseconds."""
     return {
@@ -20,7 +26,7 @@ def span_event(rank: int, span: Span) -> dict[str, Any]:
         "ts": round(span.begin_us, 3),
         "dur": round(span.duration_us, 3),
         "pid": rank,
-        "tid": span.micro_batch,
+        "tid": span.micro_batch + BESIDE_LANES * span.is_beside,
         "args": {"layer": span.layer, "step": span.step},
     }
 
@@ -28,6 +34,7 @@ def span_event(rank: int, span: Span) -> dict[str, Any]:
 def name_events(rank: int) -> list[dict[str, Any]]:
     """What the lanes are called."""
     lanes = [(micro_batch, f"micro-batch {micro_batch}") for micro_batch in (0, 1)]
+    lanes += [(lane + BESIDE_LANES, f"{name}, beside") for lane, name in lanes]
     return [
         {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}},
         *({"name": "thread_name", "ph": "M", "pid": rank, "tid": tid, "args": {"name": name}} for tid, name in lanes),
@@ -73,9 +80,12 @@ def _events(text: str) -> list[dict[str, Any]]:
 
 
 def _span(event: Mapping[str, Any]) -> Span:
+    lane = int(event["tid"])
+    is_beside = lane >= BESIDE_LANES
     return Span(
         step=int(event["args"]["step"]),
-        micro_batch=int(event["tid"]),
+        micro_batch=lane - BESIDE_LANES * is_beside,
+        is_beside=is_beside,
         layer=int(event["args"]["layer"]),
         name=str(event["name"]),
         category=str(event["cat"]),

@@ -93,6 +93,8 @@ class DispatcherSpec:
     device: torch.device
     max_rows_per_rank: int
     """Most rows this rank can bring to a step: from batch, chunk, graph and overlap limits."""
+    max_decode_rows_per_rank: int = 0
+    """The same for steps in which no replica prefills; 0 when unknown."""
     max_in_flight: int = 1
     accepted_layouts: tuple[ReceiveLayout, ...] = ()
     """Layouts that the experts plugin takes, best first."""
@@ -113,6 +115,8 @@ class DispatchStep:
     bucket: int | None = None
     capacity: int | None = None
     epoch: int = 0
+    micro_batches: int = 1
+    """Micro-batches of this step; with one, nothing that is worth an SM runs beside a transfer."""
     padded_rows: torch.Tensor | None = None
     """[rows, 1] bool on the device, in the layout that the dispatcher takes: rows that carry no token. Given in captured steps, whose
     counts change between replays; None where the host's counts say it."""
@@ -149,6 +153,10 @@ class Received:
     """[R, K] int64 local expert ids, -1 = not on this rank."""
     row_weights: torch.Tensor | None = None
     """[R, K] (or [R] for ``flat``) float32; when given the experts step applies them, else combine does."""
+    aligned_rows: int | None = None
+    """Rows of all local experts, each rounded up to the experts' alignment, where the host knows it (``token_rows``)."""
+    expected_rows: int | None = None
+    """Mean rows of a local expert (``expert_major``): a hint for the choice of tiles, never a limit."""
     slot: int = 0
     way_back: Any = None
     """What combine needs; belongs to the dispatcher."""

@@ -22,6 +22,8 @@ class Span:
     begin_us: float
     """On a clock that the ranks of a machine share."""
     duration_us: float
+    is_beside: bool = False
+    """It ran in a stream of its own beside the others."""
 
 
 @attrs.frozen(kw_only=True)

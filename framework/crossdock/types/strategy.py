@@ -7,7 +7,7 @@ from typing import Protocol
 
 import attrs
 
-from crossdock.types.model import Op
+from crossdock.types.model import Op, OpKind
 from crossdock.types.step import ForwardMode
 
 
@@ -52,6 +52,9 @@ class StagePlan:
     compute_sm_fraction: float = 1.0
     spares_communication_sms: bool = False
     """Experts leave the SMs alone that the dispatcher says its communication uses."""
+    beside: frozenset[OpKind] = frozenset()
+    """Kinds of operations that run in a stream of their own: from the begin of the transfer before them until an operation takes what they
+    wrote. In place on devices without streams."""
 
 
 class Strategy(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+import attrs
 import pytest
 from crossdock.errors import LoadFileError
 from crossdock.observe.lane_picture import lane_picture
@@ -68,7 +69,7 @@ def test_an_operation_lasts_from_the_end_of_the_one_before() -> None:
         ("dense", 30.0, 10.0),
         ("wait", 40.0, 10.0),
     ]
-    assert timeline.shares()["overlap_hidden_ratio"] == pytest.approx(0.5)
+    assert timeline.shares()["overlap_hidden_ratio"] == pytest.approx(1 / 3)
 
 
 def test_a_profile_keeps_every_pass_between_start_and_stop() -> None:
@@ -111,9 +112,9 @@ def span(name: str, category: str, begin: float, duration: float, micro_batch: i
 SPANS = (
     span("dispatch_begin", "dispatch", 0, 10),
     span("dispatch_begin", "dispatch", 10, 10, micro_batch=1),
-    span("dispatch_end", "wait", 20, 30),  # in flight 10 to 50
+    span("dispatch_end", "wait", 20, 30),  # in flight 0 to 50
     span("experts", "experts", 50, 40),
-    span("dispatch_end", "wait", 90, 5, micro_batch=1),  # in flight 20 to 95
+    span("dispatch_end", "wait", 90, 5, micro_batch=1),  # in flight 10 to 95
     span("experts", "experts", 95, 5, micro_batch=1),
 )
 
@@ -121,11 +122,14 @@ SPANS = (
 def test_exposed_communication_overlap_ratio_and_bubble() -> None:
     shares = span_shares(SPANS)
     assert (shares.passes, shares.wall_us) == (1, 100.0)
-    assert shares.in_flight_us == 40.0 + 75.0
-    assert shares.exposed_us == 35.0
-    assert shares.overlap_ratio == pytest.approx(1 - 35 / 115)
+    assert shares.in_flight_us == 50.0 + 85.0
+    assert (shares.exposed_us, shares.waited_us) == (55.0, 35.0)
+    assert shares.overlap_ratio == pytest.approx(1 - 55 / 135)
     assert shares.bubble == pytest.approx(0.35)
     assert shares.category_us == {"dispatch": 20.0, "wait": 35.0, "experts": 45.0}
+    beside = attrs.evolve(span("shared", "dense", 20, 60), is_beside=True)
+    with_beside = span_shares([*SPANS, beside])
+    assert (with_beside.exposed_us, with_beside.category_us["dense"]) == (shares.exposed_us, 60.0)
 
 
 def test_passes_are_measured_apart_and_a_pass_without_communication_hides_nothing() -> None:
@@ -143,6 +147,9 @@ def test_a_trace_file_is_what_viewers_take_and_reads_back(tmp_path: Path) -> Non
     assert all({"ts", "dur", "tid", "cat", "args"} <= set(event) for event in complete)
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} >= {"rank 3", "micro-batch 1"}
     assert read_trace(path) == {3: SPANS}
+    shared = attrs.evolve(SPANS[0], category="dense", is_beside=True)
+    write_trace(path, 3, [shared])
+    assert read_trace(path) == {3: (shared,)}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "no json", '[{"ph": "X", "args": {"layer": 1}}]', "[1]"])

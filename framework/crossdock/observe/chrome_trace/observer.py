@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from crossdock.observe.trace_files import name_events, span_event
+from crossdock.observe.trace_files import STEP_LANE, name_events, span_event
 from crossdock.types.observer import StepEvent
-
-STEP_LANE = 2
-"""Thread of the steps themselves, behind the micro-batches."""
 
 
 class ChromeTraceObserver:

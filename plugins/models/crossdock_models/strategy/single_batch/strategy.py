@@ -1,4 +1,4 @@
-"""One micro-batch; the shared experts run while routed rows travel."""
+"""One micro-batch; the shared experts run while routed rows travel, on a GPU in a stream of their own."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ class SingleBatch:
         return StrategyCapabilities()
 
     def plan(self, ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
-        return StagePlan(stages=(tuple(with_shared_after(ops, self._anchor)),))
+        return StagePlan(stages=(tuple(with_shared_after(ops, self._anchor)),), beside=frozenset({OpKind.SHARED}))
