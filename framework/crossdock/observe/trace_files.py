@@ -10,7 +10,6 @@ from typing import Any
 from crossdock.errors import LoadFileError
 from crossdock.types.observer import Span
 
-
 STEP_LANE = 2
 """Thread of the steps themselves, behind the micro-batches."""
 BESIDE_LANES = 3

@@ -107,7 +107,9 @@ class Bench:
         out = factor_experts(received, self.rank * EXPERTS // self.world)
         return dispatcher.combine_end(dispatcher.combine_begin(out, received)).value
 
-    def check(self, dispatcher: NvlinkDispatcher, counts: list[int], route: str, tolerance: float) -> float:
+    def check(
+        self, dispatcher: NvlinkDispatcher, counts: list[int], route: str, tolerance: float, micro_batches: int
+    ) -> float:
         """Largest error relative to the largest value, against the dense sum in float32."""
         hidden, ids, weights = batch(counts[self.rank], 17 + self.rank, self.device)
         if route == "one_expert":
@@ -117,7 +119,8 @@ class Bench:
             ids = torch.where(torch.rand(ids.shape, device=self.device) < 0.3, -1, ids)
         elif route == "nowhere":
             ids = torch.full_like(ids, -1)
-        got = self.round_trip(dispatcher, (hidden, ids, weights), DispatchStep(source_counts=tuple(counts)))
+        step = DispatchStep(source_counts=tuple(counts), micro_batches=micro_batches)
+        got = self.round_trip(dispatcher, (hidden, ids, weights), step)
         factor = torch.where(ids >= 0, weights * (1 + ids / 64), torch.zeros_like(weights)).sum(dim=1, keepdim=True)
         want = hidden.float() * factor
         error = float((got.float() - want).abs().max() / want.abs().max().clamp_min(1e-6)) if counts[self.rank] else 0.0
@@ -144,13 +147,14 @@ class Bench:
                 for counts in cases:
                     for route in ("random", "one_expert", "holes", "nowhere"):
                         key = f"{options} in_flight {in_flight}"
-                        errors[key] = max(errors.get(key, 0.0), self.check(dispatcher, counts, route, tolerance))
+                        error = self.check(dispatcher, counts, route, tolerance, in_flight)
+                        errors[key] = max(errors.get(key, 0.0), error)
         return errors
 
     def normal(self, rows: int, in_flight: int, **options: Any) -> dict[str, float]:
         dispatcher = self.dispatcher(rows, in_flight, **options)
         inputs = batch(rows, 3 + self.rank, self.device)
-        step = DispatchStep(source_counts=(rows,) * self.world)
+        step = DispatchStep(source_counts=(rows,) * self.world, micro_batches=in_flight)
         received = dispatcher.dispatch_end(dispatcher.dispatch_begin(*inputs, step, 0))
         out = factor_experts(received, self.rank * EXPERTS // self.world)
         dispatcher.combine_end(dispatcher.combine_begin(out, received))

@@ -21,7 +21,7 @@ from crossdock.types.dispatch import Pending, Received, ReceiveLayout, ScaleForm
 from crossdock_dispatchers.nvlink.capabilities import nvlink_capabilities
 from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
 from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS
-from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows
+from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows, wait_outputs
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers, SymmetricAllocator, allocate_slot
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ class _Homecoming:
 class NvlinkDispatcher:
     """Triton kernels over symmetric memory, for ranks of one NVLink domain.
 
-    With one batch in flight each way is a single launch on the current stream. With two, ``begin`` issues the transfer on a stream of
-    its own with ``overlap_programs`` multiprocessors, and ``end`` waits for the peers' flags.
+    In a step of one micro-batch each way is a single launch on the current stream. In a step of two, ``begin`` issues the transfer on a
+    stream of its own with ``overlap_programs`` multiprocessors, and ``end`` waits for the peers' flags; outputs are then summed by all
+    multiprocessors.
     """
 
     def __init__(self, spec: DispatcherSpec, options: NvlinkOptions, allocator: SymmetricAllocator) -> None:
@@ -65,11 +66,12 @@ class NvlinkDispatcher:
         self._spec = spec
         self._capabilities = nvlink_capabilities(spec.sizes, options, spec.max_rows_per_rank)
         self._rank = spec.comms.moe_ep.rank
-        self._split = spec.max_in_flight > 1
-        multiprocessors = torch.cuda.get_device_properties(spec.device).multi_processor_count
-        self._programs = options.overlap_programs if self._split else options.programs or multiprocessors
+        self._multiprocessors = torch.cuda.get_device_properties(spec.device).multi_processor_count
+        self._programs = options.programs or self._multiprocessors
+        self._overlap_programs = options.overlap_programs
         self._chunks = options.chunks
-        self._stream = torch.cuda.Stream(spec.device) if self._split else None
+        # Before other streams: a transfer that stands behind a long product hides nothing.
+        self._stream = torch.cuda.Stream(spec.device, priority=-1) if spec.max_in_flight > 1 else None
         quantised = options.wire == "fp8"
         self._slots: list[SlotBuffers] = [
             allocate_slot(
@@ -81,7 +83,7 @@ class NvlinkDispatcher:
                 dtype=spec.dtype,
                 wire_dtype=torch.float8_e4m3fn if quantised else spec.dtype,
                 scale_block=BLOCK_ELEMENTS if quantised else None,
-                programs=self._programs,
+                programs=max(self._programs, self._overlap_programs),
                 chunks=self._chunks,
             )
             for _ in range(spec.max_in_flight)
@@ -100,7 +102,8 @@ class NvlinkDispatcher:
         slot: int,
     ) -> Pending:
         bucket = max(1, self._bucket(step))
-        programs = min(self._programs, bucket)
+        stream = self._stream if step.micro_batches > 1 else None
+        programs = min(self._programs if stream is None else self._overlap_programs, bucket)
         hidden_states, topk_ids, topk_weights = (x.contiguous() for x in (hidden_states, topk_ids, topk_weights))
         buffers = self._slots[slot]
 
@@ -115,15 +118,15 @@ class NvlinkDispatcher:
                 slots_per_rank=self._spec.num_local_experts,
                 programs=programs,
                 synchronise=True,
-                wait=not self._split,
+                wait=stream is None,
             )
 
-        issued = self._issue(put)
+        issued = _issue(put, stream)
         flight = _Flight(
             bucket=bucket,
             programs=programs,
             topk_ids=topk_ids,
-            inputs=(hidden_states, topk_weights) if self._split else (),
+            inputs=() if stream is None else (hidden_states, topk_weights),
             issued=issued,
         )
         return Pending(slot=slot, payload=flight)
@@ -152,8 +155,10 @@ class NvlinkDispatcher:
         out = torch.empty(
             flight.topk_ids.shape[0], self._spec.hidden_size, dtype=self._spec.dtype, device=self._spec.device
         )
-        issued = self._issue(
-            lambda: self._sum(flight, expert_out, out, received.slot, put=True, reduce=not self._split)
+        is_apart = flight.issued is not None
+        issued = _issue(
+            lambda: self._sum(flight, expert_out, out, received.slot, reduce=not is_apart),
+            self._stream if is_apart else None,
         )
         return Pending(
             slot=received.slot, payload=_Homecoming(flight=flight, expert_out=expert_out, out=out, issued=issued)
@@ -163,7 +168,7 @@ class NvlinkDispatcher:
         home: _Homecoming = pending.payload
         if home.issued is not None:
             torch.cuda.current_stream().wait_event(home.issued)
-            self._sum(home.flight, home.expert_out, home.out, pending.slot, put=False, reduce=True)
+            self._sum_arrived(home, pending.slot)
         capabilities = self._capabilities
         return Rows(home.out, capabilities.output_rows, capabilities.output_owed, self._spec.comms)
 
@@ -173,21 +178,8 @@ class NvlinkDispatcher:
             return step.bucket
         return max(step.source_counts) if step.source_counts is not None else self._spec.max_rows_per_rank
 
-    def _issue(self, launch: Callable[[], None]) -> torch.cuda.Event | None:
-        """Runs the launch here, or on the transfer stream after what this stream has issued so far."""
-        if self._stream is None:
-            launch()
-            return None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            launch()
-        issued = torch.cuda.Event()
-        issued.record(self._stream)
-        return issued
-
-    def _sum(
-        self, flight: _Flight, expert_out: torch.Tensor, out: torch.Tensor, slot: int, *, put: bool, reduce: bool
-    ) -> None:
+    def _sum(self, flight: _Flight, expert_out: torch.Tensor, out: torch.Tensor, slot: int, *, reduce: bool) -> None:
+        """Sends outputs home, and with ``reduce`` sums them as they come."""
         sum_rows(
             expert_out,
             flight.topk_ids,
@@ -198,6 +190,36 @@ class NvlinkDispatcher:
             slots_per_rank=self._spec.num_local_experts,
             programs=flight.programs,
             chunks=self._chunks,
-            put=put,
             reduce=reduce,
         )
+
+    def _sum_arrived(self, home: _Homecoming, slot: int) -> None:
+        """Sums outputs that others sent, once all of them are there."""
+        flight, buffers = home.flight, self._slots[slot]
+        wait_outputs(buffers, rank=self._rank, flags=flight.programs * self._chunks)
+        sum_rows(
+            home.expert_out,
+            flight.topk_ids,
+            buffers,
+            home.out,
+            rank=self._rank,
+            bucket=flight.bucket,
+            slots_per_rank=self._spec.num_local_experts,
+            programs=min(self._multiprocessors, flight.bucket),
+            chunks=1,
+            put=False,
+            synchronise=False,
+        )
+
+
+def _issue(launch: Callable[[], None], stream: torch.cuda.Stream | None) -> torch.cuda.Event | None:
+    """Runs the launch here, or on the transfer stream after what this stream has issued so far."""
+    if stream is None:
+        launch()
+        return None
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        launch()
+        issued = torch.cuda.Event()
+        issued.record()
+    return issued

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import pytest
@@ -15,7 +16,7 @@ import torch
 from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
 from crossdock_dispatchers.nvlink.kernels.put_rows_torch import put_rows_torch
 from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS, quantise_rows
-from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows
+from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows, wait_outputs
 from crossdock_dispatchers.nvlink.kernels.sum_rows_torch import sum_rows_torch
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers, allocate_slot
 
@@ -224,18 +225,33 @@ def load_kernels(slot: SlotBuffers, bucket: int, hidden_size: int, dtype: torch.
             wait=wait,
         )
         wait_rows(attrs.evolve(calm, put_flags=never_waits(slot.put_flags)), rank=0, programs=programs)
-        sum_rows(
-            outs,
-            ids,
-            calm,
-            hidden.clone(),
-            rank=0,
-            bucket=bucket,
-            slots_per_rank=SLOTS,
-            programs=programs,
-            chunks=chunks,
-        )
+        calm = attrs.evolve(calm, sum_flags=never_waits(slot.sum_flags))
+        come_home(outs, ids, calm, hidden.clone(), 0, bucket, programs, chunks, wait)
     torch.cuda.synchronize()
+
+
+def come_home(
+    outs: torch.Tensor,
+    ids: torch.Tensor,
+    slot: SlotBuffers,
+    result: torch.Tensor,
+    rank: int,
+    bucket: int,
+    programs: int,
+    chunks: int,
+    fused: bool,
+) -> None:
+    """Outputs of one rank, in one launch, or sent, awaited and summed by other programs than those that sent them."""
+    steps: list[dict[str, Any]] = [{"programs": programs, "chunks": chunks}]
+    if not fused:
+        steps = [
+            {"programs": programs, "chunks": chunks, "reduce": False},
+            {"programs": programs + 3, "chunks": 1, "put": False, "synchronise": False},
+        ]
+    for number, step in enumerate(steps):
+        if number:
+            wait_outputs(slot, rank=rank, flags=programs * chunks)
+        sum_rows(outs, ids, slot, result, rank=rank, bucket=bucket, slots_per_rank=SLOTS, **step)
 
 
 @pytest.mark.gpu
@@ -272,17 +288,7 @@ def test_ranks_that_run_at_the_same_time_wait_for_one_another(dtype: torch.dtype
                 )
                 if not fused:
                     wait_rows(slots[rank], rank=rank, programs=programs)
-                sum_rows(
-                    outs[rank],
-                    ids,
-                    slots[rank],
-                    results[rank],
-                    rank=rank,
-                    bucket=bucket,
-                    slots_per_rank=SLOTS,
-                    programs=programs,
-                    chunks=chunks,
-                )
+                come_home(outs[rank], ids, slots[rank], results[rank], rank, bucket, programs, chunks, fused)
         torch.cuda.synchronize()
         for rank, (_, ids, _) in enumerate(batches):
             assert torch.equal(results[rank], sum_rows_torch(outs, ids, rank, bucket, SLOTS))

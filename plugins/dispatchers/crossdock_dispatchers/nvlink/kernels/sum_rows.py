@@ -44,7 +44,7 @@ def sum_rows(
         raise DispatchMisuse(
             f"nvlink combine wants expert_out [{world * bucket}, {hidden_size}], got {list(expert_out.shape)}"
         )
-    if programs * chunks > slot.sum_flags.local.shape[1]:
+    if synchronise and programs * chunks > slot.sum_flags.local.shape[1]:
         raise DispatchMisuse(f"nvlink combine with {programs} x {chunks} flags, has {slot.sum_flags.local.shape[1]}")
     tile = copy_tile(bucket, programs, hidden_size)
     wire_types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -75,3 +75,11 @@ def sum_rows(
         synchronise=synchronise,
         num_warps=WARPS if tile.rows * tile.columns >= 4096 else 4,
     )
+
+
+def wait_outputs(slot: SlotBuffers, *, rank: int, flags: int) -> None:
+    """Waits for the outputs of every peer's ``put`` with ``flags`` programs times chunks."""
+    from crossdock_dispatchers.nvlink.kernels.put_rows_triton import wait_rows_kernel
+
+    arrived = slot.sum_flags.local
+    wait_rows_kernel[(flags,)](arrived, rank, arrived.shape[1], world=arrived.shape[0], num_warps=1)
