@@ -46,10 +46,10 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
 async def chat_plan(body: ChatBody, frontend: Frontend, *, probe: bool) -> GenerationPlan:
     """The checked plan of a body; raises ``RequestError``."""
     frontend.model.check_name(body.model)
-    check_chat(body)
+    check_chat(body, takes_tools=frontend.chat_template.takes_tools)
     text = frontend.chat_template.render(
         message_values(body.messages),
-        tools=body.tools,
+        tools=None if body.tool_choice == "none" else body.tools,
         add_generation_prompt=body.add_generation_prompt,
         arguments=body.chat_template_kwargs or {},
     )

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from crossdock.errors import RequestError
@@ -29,6 +30,9 @@ class ChatTemplate:
     problem: str | None
     """One sentence for the start-up warning and for each refused chat request; None when the template is usable."""
     _special_tokens: Mapping[str, str] = attrs.field(alias="special_tokens")
+    source: str | None = None
+    takes_tools: bool = False
+    """The template reads ``tools``."""
 
     def render(
         self,
@@ -59,19 +63,23 @@ class ChatTemplate:
 def load_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate:
     """The template of a checkpoint: ``chat_template.jinja`` before ``chat_template`` of ``tokenizer_config.json``."""
     special_tokens = {
-        name: _token_text(value)
+        name: special_token_text(value)
         for name, value in tokenizer_config.items()
-        if name.endswith("_token") and _token_text(value)
+        if name.endswith("_token") and special_token_text(value)
     }
     source = _template_source(folder, tokenizer_config)
     if source is None:
         return ChatTemplate(template=None, problem=NO_TEMPLATE, special_tokens=special_tokens)
+    environment = _environment()
     try:
-        template = _environment().from_string(source)
+        template = environment.from_string(source)
+        names = jinja2.meta.find_undeclared_variables(environment.parse(source))
     except jinja2.TemplateError as error:
         problem = f"messages: this model's chat template has an error in line {getattr(error, 'lineno', '?')}: {error}"
-        return ChatTemplate(template=None, problem=problem, special_tokens=special_tokens)
-    return ChatTemplate(template=template, problem=None, special_tokens=special_tokens)
+        return ChatTemplate(template=None, problem=problem, special_tokens=special_tokens, source=source)
+    return ChatTemplate(
+        template=template, problem=None, special_tokens=special_tokens, source=source, takes_tools="tools" in names
+    )
 
 
 def _template_source(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
@@ -85,8 +93,8 @@ def _template_source(folder: Path, tokenizer_config: Mapping[str, Any]) -> str |
     return source if isinstance(source, str) else None
 
 
-def _token_text(value: object) -> str:
-    """A special token is written as text or as an object with ``content``."""
+def special_token_text(value: object) -> str:
+    """A special token of ``tokenizer_config.json``, which is text or an object with ``content``; else empty."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else ""

@@ -47,7 +47,9 @@ async def completion_plan(body: CompletionBody, frontend: Frontend, *, probe: bo
     return make_plan(
         body,
         request_id=f"cmpl-{uuid.uuid4().hex}",
-        prompts=await prompt_tokens(body.prompt, "prompt", frontend.tokenizer),
+        prompts=await prompt_tokens(
+            body.prompt, "prompt", frontend.tokenizer, add_special_tokens=body.add_special_tokens
+        ),
         prompt_field="prompt",
         model=frontend.model,
         limits=TokenLimits(

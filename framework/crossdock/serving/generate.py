@@ -77,6 +77,7 @@ def _shared_fields(sampling: GenerateSampling, body: GenerateBody) -> SamplingFi
     return SamplingFields(
         stream=body.stream,
         routed_dp_rank=body.routed_dp_rank,
+        include_stop_str_in_output=sampling.no_stop_trim,
         **{name: value for name, value in values.items() if name in names},
     )
 

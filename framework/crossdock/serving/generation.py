@@ -31,6 +31,7 @@ class GenerationPlan:
     skip_special_tokens: bool = True
     routed_dp_rank: int | None = None
     is_health_check: bool = False
+    priority: int = 0
 
     @property
     def num_choices(self) -> int:
@@ -49,6 +50,7 @@ class GenerationPlan:
             prompt_ids=self.prompts[prompt].ids,
             sampling=attrs.evolve(sampling, seed=sample_seed(sampling.seed, sample)),
             is_health_check=self.is_health_check,
+            priority=self.priority,
         )
 
 

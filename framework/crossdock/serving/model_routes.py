@@ -5,12 +5,19 @@ from __future__ import annotations
 from aiohttp import web
 
 from crossdock.errors import RequestError
+from crossdock.serving.chat_template import special_token_text
 from crossdock.serving.frontend import FRONTEND, Frontend
 from crossdock.serving.generation import PromptTokens
 from crossdock.serving.http_io import json_response, typed_body
 from crossdock.serving.prompts import check_prompts, message_values, text_prompts
 from crossdock.serving.protocol.requests import DetokenizeBody, TokenizeBody
-from crossdock.serving.protocol.responses import DetokenizeResponse, ModelCard, ModelList, TokenizeResponse
+from crossdock.serving.protocol.responses import (
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    TokenizeResponse,
+    TokenizerInfoResponse,
+)
 
 
 async def get_models(request: web.Request) -> web.Response:
@@ -37,6 +44,27 @@ async def get_model_info(request: web.Request) -> web.Response:
             "vocab_size": frontend.model.vocab_size,
             "has_chat_template": frontend.chat_template.problem is None,
         }
+    )
+
+
+async def get_tokenizer_info(request: web.Request) -> web.Response:
+    """Special tokens and chat template, for clients that build prompts themselves; 404 without a tokenizer."""
+    frontend = request.app[FRONTEND]
+    tokenizer = frontend.tokenizer
+    if tokenizer is None:
+        raise RequestError("this model folder has no tokenizer.json", http_status=404)
+    config = tokenizer.config
+    return json_response(
+        TokenizerInfoResponse(
+            tokenizer_class=str(config.get("tokenizer_class", "PreTrainedTokenizerFast")),
+            vocab_size=tokenizer.vocab_size,
+            model_max_length=frontend.model.context_tokens,
+            bos_token=special_token_text(config.get("bos_token")) or None,
+            eos_token=special_token_text(config.get("eos_token")) or None,
+            pad_token=special_token_text(config.get("pad_token")) or None,
+            unk_token=special_token_text(config.get("unk_token")) or None,
+            chat_template=frontend.chat_template.source,
+        )
     )
 
 

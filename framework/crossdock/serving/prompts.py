@@ -18,7 +18,9 @@ LONG_TEXT_CHARACTERS = 20_000
 """Longer texts are tokenised in a thread: the library releases the lock, the event loop stays free."""
 
 
-async def prompt_tokens(prompt: object, field: str, tokenizer: TextTokenizer | None) -> tuple[PromptTokens, ...]:
+async def prompt_tokens(
+    prompt: object, field: str, tokenizer: TextTokenizer | None, *, add_special_tokens: bool = True
+) -> tuple[PromptTokens, ...]:
     """Prompts of any of the four forms as ids.
 
     Raises:
@@ -27,11 +29,11 @@ async def prompt_tokens(prompt: object, field: str, tokenizer: TextTokenizer | N
     if prompt is None:
         raise RequestError(f"{field}: this field is required", field=field)
     if isinstance(prompt, str):
-        return await text_prompts([prompt], field, tokenizer)
+        return await text_prompts([prompt], field, tokenizer, add_special_tokens=add_special_tokens)
     if not isinstance(prompt, list) or not prompt:
         raise RequestError(f"{field}: must not be empty", field=field)
     if all(isinstance(item, str) for item in prompt):
-        return await text_prompts(prompt, field, tokenizer)
+        return await text_prompts(prompt, field, tokenizer, add_special_tokens=add_special_tokens)
     if all(isinstance(item, int) for item in prompt):
         prompt = [prompt]
     if not all(isinstance(item, list) for item in prompt):

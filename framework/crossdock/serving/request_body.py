@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from crossdock.errors import RequestError
+from crossdock.serving.protocol.unsupported import refuse_unsupported
 
 Body = TypeVar("Body")
 
@@ -41,7 +42,8 @@ def read_body(raw: bytes, cls: type[Body], unknown_keys: UnknownKeys) -> Body:
     """The body as ``cls``; an empty body counts as ``{}``.
 
     Raises:
-        RequestError: no JSON, no object, a wrong type or a value out of range; ``field`` is the key's path.
+        RequestError: no JSON, no object, a wrong type, a value out of range, or a field of other servers that is not
+            supported; ``field`` is the key's path.
     """
     try:
         decoded = msgspec.json.decode(raw) if raw.strip() else {}
@@ -53,8 +55,16 @@ def read_body(raw: bytes, cls: type[Body], unknown_keys: UnknownKeys) -> Body:
         body = msgspec.convert(decoded, cls)
     except msgspec.ValidationError as error:
         raise _request_error(str(error)) from error
+    _refuse_unsupported(decoded, cls)
     unknown_keys.note(decoded, cls)
     return body
+
+
+def _refuse_unsupported(decoded: Mapping[str, Any], cls: type[Any]) -> None:
+    refuse_unsupported(decoded, cls.__name__)
+    nested = decoded.get("sampling_params")
+    if isinstance(nested, dict):
+        refuse_unsupported(nested, "GenerateSampling", "sampling_params.")
 
 
 def _request_error(message: str) -> RequestError:

@@ -12,7 +12,14 @@ from crossdock.serving.chat_completions import post_chat_completions
 from crossdock.serving.completions import post_completions
 from crossdock.serving.control_routes import control_handler, post_abort
 from crossdock.serving.generate import post_generate
-from crossdock.serving.model_routes import get_model, get_model_info, get_models, post_detokenize, post_tokenize
+from crossdock.serving.model_routes import (
+    get_model,
+    get_model_info,
+    get_models,
+    get_tokenizer_info,
+    post_detokenize,
+    post_tokenize,
+)
 from crossdock.serving.placement_routes import (
     get_placement,
     get_placement_history,
@@ -90,6 +97,12 @@ def _generation_routes() -> tuple[Route, ...]:
         ),
         Route(path="/v1/models", handler=get_models, response=responses.ModelList),
         Route(path="/v1/models/{model}", handler=get_model, response=responses.ModelCard, errors=(404,)),
+        Route(
+            path="/tokenizer_info",
+            handler=get_tokenizer_info,
+            response=responses.TokenizerInfoResponse,
+            errors=(404,),
+        ),
         Route(
             path="/tokenize",
             handler=post_tokenize,

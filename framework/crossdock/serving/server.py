@@ -20,6 +20,7 @@ from crossdock.serving.app import make_app
 from crossdock.serving.frontend import Frontend, Phase
 from crossdock.serving.frontend_build import bind_http_socket, make_frontend
 from crossdock.serving.hello import say_hello
+from crossdock.serving.http_log import http_logger
 from crossdock.serving.job import Job
 from crossdock.serving.signals import Signals
 from crossdock.serving.start_lines import StartLines, say
@@ -192,7 +193,11 @@ class Server:
     async def _http(self, listener: socket.socket) -> AsyncGenerator[None]:
         # handler_cancellation: a client that hangs up cancels its handler, which aborts its sequences.
         runner = web.AppRunner(
-            make_app(self.frontend), handler_cancellation=True, access_log=None, shutdown_timeout=ABORT_S
+            make_app(self.frontend),
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_logger(),
+            shutdown_timeout=ABORT_S,
         )
         await runner.setup()
         try:

@@ -124,6 +124,7 @@ def make_plan(
         skip_special_tokens=fields.skip_special_tokens,
         routed_dp_rank=fields.routed_dp_rank,
         is_health_check=is_health_check,
+        priority=_given(fields.priority, 0),
     )
 
 
@@ -143,8 +144,8 @@ def completion_max_tokens(body: CompletionBody) -> int | None:
     return body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
 
 
-def check_chat(body: ChatBody) -> None:
-    """Rules of ``/v1/chat/completions`` that one field alone cannot state."""
+def check_chat(body: ChatBody, *, takes_tools: bool) -> None:
+    """Rules of ``/v1/chat/completions`` that one field alone cannot state; ``takes_tools`` is the chat template's."""
     if not body.messages:
         raise RequestError("messages: must not be empty", field="messages")
     if body.top_logprobs is not None and not body.logprobs:
@@ -152,6 +153,9 @@ def check_chat(body: ChatBody) -> None:
     if body.tool_choice not in (None, "none", "auto"):
         message = f"tool_choice: {body.tool_choice!r} is not supported, output is not constrained; use 'auto' or 'none'"
         raise RequestError(message, field="tool_choice")
+    if body.tools and body.tool_choice != "none" and not takes_tools:
+        message = "tools: this model's chat template does not write them into the prompt; leave them out or set tool_choice 'none'"
+        raise RequestError(message, field="tools")
     if body.response_format is not None and body.response_format.type != "text":
         message = f"response_format: type {body.response_format.type!r} is not supported, output is not constrained; use 'text'"
         raise RequestError(message, field="response_format")

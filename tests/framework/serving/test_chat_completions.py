@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from crossdock.testing.fake_engine import echo_token
+from crossdock.testing.text_model import write_text_model
 
 RunServer = Callable[..., None]
 PATH = "/v1/chat/completions"
@@ -84,10 +86,32 @@ def test_logprobs_name_bytes_and_alternatives(run_server: RunServer) -> None:
     run_server(scenario)
 
 
-def test_tools_reach_the_template_and_are_no_error(run_server: RunServer) -> None:
+def test_tools_reach_a_template_that_writes_them(run_server: RunServer, tmp_path: Path) -> None:
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+    folder = write_text_model(tmp_path / "tools", chat_template=template)
+
     async def scenario(server: Any) -> None:
-        body = {"messages": HI, "max_tokens": 1, "tools": [{"type": "function"}], "tool_choice": "auto"}
-        status, _ = await server.post(PATH, body)
+        async def prompt_tokens(**fields: Any) -> int:
+            status, answer = await server.post(PATH, {"messages": HI, "max_tokens": 1, **fields})
+            assert status == 200, answer
+            return int(answer["usage"]["prompt_tokens"])
+
+        tools = [{"type": "function"}]
+        plain = await prompt_tokens()
+        assert await prompt_tokens(tools=tools, tool_choice="auto") > plain
+        assert await prompt_tokens(tools=tools, tool_choice="none") == plain
+
+    run_server(scenario, rule=echo_token, folder=folder)
+
+
+def test_tools_that_the_template_would_drop_are_refused(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        body = {"messages": HI, "max_tokens": 1, "tools": [{"type": "function"}]}
+        status, answer = await server.post(PATH, body)
+        assert (status, answer["error"]["param"]) == (400, "tools")
+        status, _ = await server.post(PATH, {**body, "tool_choice": "none"})
+        assert status == 200
+        status, _ = await server.post(PATH, {**body, "tools": []})
         assert status == 200
 
-    run_server(scenario, rule=echo_token)
+    run_server(scenario)

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from crossdock.serving.prompts import text_prompts
 from crossdock.serving.tokenizer import load_tokenizer
-from crossdock.testing.fake_engine import fixed_tokens, seeded_token
+from crossdock.testing.fake_engine import echo_token, fixed_tokens, seeded_token
+from crossdock.testing.text_model import byte_level_tokenizer, write_text_model
+from crossdock.types.request import EngineRequest
+from tokenizers import processors
 
 RunServer = Callable[..., None]
 PATH = "/v1/completions"
@@ -29,6 +32,30 @@ def test_a_prompt_of_token_ids_is_completed(run_server: RunServer) -> None:
         assert body["usage"]["total_tokens"] == 6
 
     run_server(scenario)
+
+
+def test_priority_reaches_the_scheduler_and_special_tokens_can_be_left_out(
+    run_server: RunServer, tmp_path: Path
+) -> None:
+    tokenizer = byte_level_tokenizer()
+    begin = tokenizer.token_to_id("<|system|>")
+    tokenizer.post_processor = processors.TemplateProcessing("<|system|> $A", special_tokens=[("<|system|>", begin)])
+    folder = write_text_model(tmp_path / "begins", tokenizer=tokenizer)
+    seen: list[EngineRequest] = []
+
+    def rule(request: EngineRequest, place: int) -> int:
+        seen.append(request)
+        return echo_token(request, place)
+
+    async def scenario(server: Any) -> None:
+        for fields in ({"priority": -3}, {"add_special_tokens": False}):
+            status, _ = await server.post(PATH, {"prompt": "hi", "max_tokens": 1, **fields})
+            assert status == 200
+        first, second = seen
+        assert (first.priority, second.priority) == (-3, 0)
+        assert first.prompt_ids == (begin, *second.prompt_ids)
+
+    run_server(scenario, rule=rule, folder=folder)
 
 
 def test_a_text_prompt_is_tokenised_and_echoed_by_the_fake(run_server: RunServer) -> None:

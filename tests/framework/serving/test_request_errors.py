@@ -59,6 +59,14 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [1], "stream_options": {"include_usage": True}}, "stream_options", "stream true"),
     ({"prompt": [1], "routed_dp_rank": 7}, "routed_dp_rank", "no replica"),
     ({"prompt": [1], "model": 5}, "model", "`str"),
+    ({"prompt": [1], "priority": 2**31}, "priority", "<="),
+    ({"prompt": [1], "guided_choice": ["a"]}, "guided_choice", "not supported"),
+    ({"prompt": [1], "response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"prompt": [1], "prompt_logprobs": 0}, "prompt_logprobs", "echo with logprobs"),
+    ({"prompt": [1], "use_beam_search": True}, "use_beam_search", "not supported"),
+    ({"prompt": [1], "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+    ({"prompt": [1], "top_logprobs": 0}, "top_logprobs", "use logprobs"),
+    ({"prompt": [1], "data_parallel_rank": 0}, "data_parallel_rank", "routed_dp_rank"),
 ]
 BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({}, "messages", "required"),
@@ -75,6 +83,11 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": HI, "tool_choice": "required"}, "tool_choice", "not supported"),
     ({"messages": HI, "tool_choice": {"type": "function"}}, "tool_choice", "not supported"),
     ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"messages": HI, "functions": [{"name": "f"}]}, "functions", "use tools"),
+    ({"messages": HI, "echo": True}, "echo", "/v1/completions"),
+    ({"messages": HI, "continue_final_message": True}, "continue_final_message", "not supported"),
+    ({"messages": HI, "structured_outputs": {"json": {}}}, "structured_outputs", "not constrained"),
+    ({"messages": HI, "chat_template": "{{ messages }}"}, "chat_template", "checkpoint's own"),
 ]
 BAD_GENERATES: list[tuple[dict[str, Any], str, str]] = [
     ({}, "input_ids", "exactly one"),
@@ -83,6 +96,9 @@ BAD_GENERATES: list[tuple[dict[str, Any], str, str]] = [
     ({"input_ids": [1], "top_logprobs_num": 2}, "top_logprobs_num", "return_logprob"),
     ({"input_ids": [1], "sampling_params": {"temperature": 5}}, "sampling_params.temperature", "<= 2"),
     ({"input_ids": [1], "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens", "at least 1"),
+    ({"input_ids": [1], "sampling_params": {"regex": "a+"}}, "sampling_params.regex", "not constrained"),
+    ({"input_ids": [1], "lora_path": "x"}, "lora_path", "no adapters"),
+    ({"input_ids": [1], "logprob_start_len": 0}, "logprob_start_len", "echo and logprobs"),
 ]
 
 
@@ -201,6 +217,21 @@ def test_unknown_keys_are_ignored(run_server: RunServer) -> None:
         assert status == 200
         status, _ = await server.post(CHAT, {"messages": HI, "max_tokens": 1, "parallel_tool_calls": True})
         assert status == 200
+
+    run_server(scenario)
+
+
+def test_fields_of_other_servers_that_ask_for_nothing_are_no_error(run_server: RunServer) -> None:
+    """Some clients fill in every field they know."""
+    nothing: dict[str, Any] = {"guided_json": None, "bad_words": [], "use_beam_search": False, "length_penalty": 1.0}
+
+    async def scenario(server: Any) -> None:
+        body = {"prompt": [1], "max_tokens": 1, "response_format": {"type": "text"}, "prompt_logprobs": None, **nothing}
+        assert (await server.post(COMPLETIONS, body))[0] == 200
+        chat = {"messages": HI, "max_tokens": 1, "echo": False, "best_of": 1, "documents": [], "functions": None}
+        assert (await server.post(CHAT, {**chat, **nothing}))[0] == 200
+        usage = {"stream": True, "stream_options": {"include_usage": None, "include_obfuscation": False}}
+        assert "usage" not in (await server.events(CHAT, {**chat, **usage}))[-2].replace('"usage":null', "")
 
     run_server(scenario)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import crossdock
 import pytest
 from crossdock.serving.frontend import Phase
 from crossdock.serving.replicas import ReplicaState
+from crossdock.testing.text_model import CHAT_TEMPLATE, EOS, write_text_model
 from openapi_spec_validator import validate
 
 RunServer = Callable[..., None]
@@ -221,6 +223,36 @@ def test_generate_takes_ids_and_gives_ids(run_server: RunServer) -> None:
         assert '"output_ids":[5,6]' in events[-2]
 
     run_server(scenario)
+
+
+def test_generate_keeps_the_stop_text_where_it_is_not_to_be_trimmed(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        _, ids = await server.post("/tokenize", {"prompt": "abc"})
+        for trimmed, expected in ((False, "ab"), (True, "a")):
+            sampling = {"max_new_tokens": 3, "stop": "b", "no_stop_trim": not trimmed}
+            _, answer = await server.post("/generate", {"input_ids": ids["tokens"], "sampling_params": sampling})
+            assert answer["text"] == expected
+
+    run_server(scenario)
+
+
+def test_tokenizer_info_has_what_clients_build_prompts_with(run_server: RunServer, tmp_path: Path) -> None:
+    async def scenario(server: Any) -> None:
+        status, answer = await server.get("/tokenizer_info")
+        assert status == 200
+        assert (answer["eos_token"], answer["bos_token"]) == (EOS, None)
+        assert answer["chat_template"] == CHAT_TEMPLATE
+        assert answer["model_max_length"] == 64
+
+    run_server(scenario)
+    folder = write_text_model(tmp_path / "ids_only")
+    (folder / "tokenizer.json").unlink()
+
+    async def without(server: Any) -> None:
+        status, answer = await server.get("/tokenizer_info")
+        assert (status, answer["error"]["type"]) == (404, "NotFoundError")
+
+    run_server(without, folder=folder)
 
 
 def test_the_openapi_document_is_valid_and_lists_every_route(run_server: RunServer) -> None:

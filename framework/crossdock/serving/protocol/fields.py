@@ -25,6 +25,7 @@ TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 StopStrings: TypeAlias = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+Priority: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="smaller goes first")]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 Prompt: TypeAlias = str | list[str | int | list[int]]
 """A text, several texts, one list of token ids or several of them; ``validation`` refuses mixtures."""

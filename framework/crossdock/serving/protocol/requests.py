@@ -12,6 +12,7 @@ from crossdock.serving.protocol.fields import (
     MinP,
     Penalty,
     PositiveTokenCount,
+    Priority,
     Prompt,
     RepetitionPenalty,
     Seed,
@@ -28,8 +29,8 @@ from crossdock.serving.protocol.fields import (
 
 @attrs.frozen(kw_only=True)
 class StreamOptions:
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +59,8 @@ class SamplingFields:
     user: str | None = None
     routed_dp_rank: TokenCount | None = None
     """Pins the request to one attention replica."""
+    priority: Priority | None = None
+    """Smaller goes first, 0 is usual; equal ones go in order of arrival."""
 
 
 @attrs.frozen(kw_only=True)
@@ -72,6 +75,8 @@ class CompletionBody(SamplingFields):
     logprobs: TopLogprobs | None = None
     best_of: Choices | None = None
     suffix: str | None = None
+    add_special_tokens: bool = True
+    """Of text prompts; token ids are taken as they are."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +86,8 @@ class ChatMessage:
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """Of an earlier answer; some templates write it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -117,10 +124,13 @@ class GenerateSampling:
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[str, Bias] | None = None
     n: Choices | None = None
     seed: Seed | None = None
     stop: StopString | StopStrings | None = None
     stop_token_ids: list[TokenId] | None = None
+    no_stop_trim: bool = False
+    """The stop text stays in the output."""
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 

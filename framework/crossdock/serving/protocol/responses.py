@@ -182,6 +182,20 @@ class TokenizeResponse:
 
 
 @attrs.frozen(kw_only=True)
+class TokenizerInfoResponse:
+    """Under the names of ``tokenizer_config.json``."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+
+
+@attrs.frozen(kw_only=True)
 class DetokenizeResponse:
     prompt: str
 
