@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import attrs
+import structlog
 
 from crossdock.compatibility_rules import Candidate, findings
 from crossdock.config import AUTO, Config
@@ -26,12 +27,17 @@ from crossdock.types.capability import (
 from crossdock.types.selection import ChosenPlugin, PassedOver
 from crossdock.types.strategy import StrategyCapabilities
 
+_LOG = structlog.get_logger("crossdock")
+
 AUTO_ORDER: Mapping[str, tuple[str, ...]] = {
     "experts": ("deep_gemm", "triton", "torch"),
     "expert_location": ("static", "dynamic"),
     "attention": ("triton", "torch"),
 }
 """What ``auto`` tries, best first; discovery order never decides. A plugin that is not listed is taken by name only."""
+
+ONE_RANK_DISPATCHER = "alltoallv"
+"""What a job of one rank runs for a dispatcher that this machine cannot run: there is nobody to send to."""
 
 _UNSTATED: Mapping[str, object] = {
     "padding": PaddingCapabilities(),
@@ -92,6 +98,8 @@ class PartLoader:
             except (PluginError, ConfigValueError) as error:
                 errors.append(error)
         _raise_together(errors)
+        if self._env.sizes.ranks == 1 and "dispatcher" in parts:
+            parts["dispatcher"] = self._on_one_rank(parts["dispatcher"])
         for point, name in wanted.items():
             if name == AUTO:
                 parts[point] = self._automatic(point, parts)
@@ -116,6 +124,18 @@ class PartLoader:
             self._ask(load_plugin("observer", name), options.get(name, {})) for name in self._config.observer.names
         ]
         return tuple(part.chosen_plugin() for part in parts)
+
+    def _on_one_rank(self, named: Part) -> Part:
+        """The dispatcher of a job of one rank, which takes any name (DESIGN section 11); said in the log and the receipt."""
+        reason, devices = named.refusal, getattr(named.capabilities, "devices", ())
+        if reason is None and self._env.device not in devices:
+            sentence = f"dispatcher {named.plugin.name!r} does not run on {self._env.device}"
+            reason = Refusal(code="device_not_supported", sentence=sentence)
+        if reason is None:
+            return named
+        _LOG.warning("one rank sends nothing", dispatcher=ONE_RANK_DISPATCHER, reason=reason.sentence)
+        passed = PassedOver(name=named.plugin.name, code=reason.code, sentence=reason.sentence)
+        return attrs.evolve(self.part("dispatcher", ONE_RANK_DISPATCHER), passed_over=(passed,))
 
     def _options(self, point: str, name: str) -> dict[str, Any]:
         if point == "model":

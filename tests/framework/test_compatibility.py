@@ -178,6 +178,15 @@ def test_auto_takes_the_first_of_its_list_that_fits_and_says_why_not_the_others(
     assert (spread.name, spread.passed_over) == ("static", ())
 
 
+def test_one_rank_takes_any_dispatchers_name_and_says_what_runs() -> None:
+    chosen = selection_of("dispatcher.name=nvlink", "padding.name=sum_len", model=MODEL).plugin("dispatcher")
+    assert chosen.name == "alltoallv"
+    assert [(other.name, other.code) for other in chosen.passed_over] == [("nvlink", "device_not_supported")]
+    assert refused("parallel.ranks=2", "dispatcher.name=nvlink").codes == ("device_not_supported",)
+    with pytest.raises(UnknownPlugin):
+        selection_of("dispatcher.name=nobodys")
+
+
 def test_auto_is_an_error_where_the_core_has_no_list() -> None:
     with pytest.raises(
         ConfigValueError, match=r"\[padding\] name: \"auto\" is for experts, expert_location, attention"
@@ -223,7 +232,7 @@ def test_a_plugins_own_refusal_keeps_its_code_and_the_others_are_named(install: 
         entry_points={"crossdock.dispatcher": {"mine": "d.plugin"}},
         modules={"d.plugin": DISPATCHER.format(answer=answer)},
     )
-    error = refused("dispatcher.name=mine")
+    error = refused("parallel.ranks=2", "dispatcher.name=mine")
     assert error.codes == ("package_missing",)
     assert "deep_ep is not installed; pip install x; works instead: dispatcher 'allgatherv'" in error.sentences[0]
 
