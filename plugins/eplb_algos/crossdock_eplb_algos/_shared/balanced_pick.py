@@ -1,33 +1,44 @@
-"""What the pickers that balance each batch have in common: count, exchange, solve, hand out."""
+"""What the pickers that balance each batch have in common: count, exchange, solve, hand out.
+
+Shapes and addresses never change and no step looks at data on the host, so that a CUDA graph can hold a pick.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import torch
 
-from crossdock_eplb_algos._shared.kernels.water_fill import WaterFill
-from crossdock_eplb_algos._shared.layer_copies import LayerCopies, copies_of_layer
-from crossdock_eplb_algos._shared.transport import copy_of_tokens, expert_counts, own_quotas, whole_quotas
+from crossdock_eplb_algos._shared.copy_table import CopyTable, copy_table
+from crossdock_eplb_algos._shared.kernels.copy_ends import own_ends, whole_ends
+from crossdock_eplb_algos._shared.kernels.copy_picks import copy_picks
+from crossdock_eplb_algos._shared.kernels.copy_picks_torch import expert_counts
+from crossdock_eplb_algos._shared.kernels.even_shares import even_shares
+from crossdock_eplb_algos._shared.kernels.water_fill import WaterFill, shares_of_table
+from crossdock_eplb_algos._shared.layer_copies import LayerCopies, layer_copies
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from crossdock.types.location import PickerSpec
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class LayerChoice:
     """One layer under the placement in force."""
 
-    copies: LayerCopies
-    fill: WaterFill
+    table: CopyTable
+    solve: Callable[[torch.Tensor], torch.Tensor]
+    """[E] int64 tokens of each expert, on all ranks together -> [M, R] float32 tokens of each copy, the fullest rank as empty as can be."""
 
 
 class ShareRule(Protocol):
     """Decides how many tokens each copy gets."""
 
     def shares(self, choice: LayerChoice, counts: torch.Tensor) -> torch.Tensor:
-        """[R, E] int64 tokens of each rank and expert -> [M, K] float64 tokens of each copy. Pure: ranks get the same from the same."""
+        """[R, E] int64 tokens of each rank and expert -> [M, R] float32 tokens of each copy. Pure: ranks get the same from the same."""
         ...
 
 
@@ -35,42 +46,53 @@ class BalancedPick:
     """Picks of all layers. Where ranks hold different rows, they tell each other their counts, with zero rows too."""
 
     def __init__(self, spec: PickerSpec, rule: ShareRule, form: str) -> None:
+        """``form``: of the CPU's solver, ``auto`` or ``torch``."""
         self._spec = spec
         self._rule = rule
         self._form = form
-        self._num_experts = spec.maps.replica_counts.shape[1]
-        num_layers = spec.maps.replica_counts.shape[0]
-        self._layers = [self._choice(layer) for layer in range(num_layers)]
+        num_layers, self._num_experts = spec.maps.replica_counts.shape
+        self._layers = [self._choice(self._table(layer)) for layer in range(num_layers)]
 
     def pick(self, layer: int, topk_ids: torch.Tensor) -> torch.Tensor:
         """[n, K] int64 logical ids (-1 where a row carries no token) -> physical ids. A collective, where ranks hold different rows."""
         choice = self._layers[layer]
         own = expert_counts(topk_ids, self._num_experts)
+        if not choice.table.num_rows:
+            # Without redundant experts, in any placement: nobody has a choice, so nothing is told.
+            return copy_picks(topk_ids, own, choice.table.slots, choice.table)
         if self._spec.replicated_rows:
-            return copy_of_tokens(topk_ids, own, self._quotas(choice, own[None]), choice.copies)
-        counts = self._spec.comms.moe_ep.all_gather(own.to(torch.int32)[None]).to(torch.int64)
-        if not choice.copies.num_rows:
-            return copy_of_tokens(topk_ids, own, own.new_zeros((0, 0)), choice.copies)
-        quotas = own_quotas(
-            self._quotas(choice, counts),
-            counts[:, choice.copies.experts],
-            choice.copies,
-            self._spec.place.moe_ep_rank,
-            self._spec.topology.num_nodes,
-        )
-        return copy_of_tokens(topk_ids, own, quotas, choice.copies)
+            ends = self._ends(choice, own[None])
+        else:
+            counts = self._spec.comms.moe_ep.all_gather(own[None])
+            ends = own_ends(
+                self._ends(choice, counts),
+                counts,
+                choice.table,
+                self._spec.place.moe_ep_rank,
+                self._spec.topology.num_nodes,
+            )
+        return copy_picks(topk_ids, own, ends, choice.table)
 
     def placement_changed(self, layer: int) -> None:
-        """The layer's choices are made again from the maps."""
-        self._layers[layer] = self._choice(layer)
+        """The layer's choices are made again from the maps, in the same tensors."""
+        choice = self._layers[layer]
+        choice.table.overwrite(self._table(layer))
+        choice.solve = self._choice(choice.table).solve
 
-    def _quotas(self, choice: LayerChoice, counts: torch.Tensor) -> torch.Tensor:
-        tokens = counts.sum(0)[choice.copies.experts]
-        return whole_quotas(self._rule.shares(choice, counts), tokens)
+    def _ends(self, choice: LayerChoice, counts: torch.Tensor) -> torch.Tensor:
+        return whole_ends(self._rule.shares(choice, counts), counts.sum(0), choice.table)
 
-    def _choice(self, layer: int) -> LayerChoice:
+    def _table(self, layer: int) -> CopyTable:
         maps = self._spec.maps
-        lists: list[list[int]] = maps.logical_to_physical[layer].tolist()
-        replica_lists = [[slot for slot in replicas if slot >= 0] for replicas in lists]
-        copies = copies_of_layer(replica_lists, self._spec.topology, maps.replica_counts.device)
-        return LayerChoice(copies, WaterFill(copies, form=self._form))
+        replicas = maps.logical_to_physical[layer].cpu().numpy()
+        return copy_table(replicas, self._spec.topology, maps.replica_counts.device)
+
+    def _choice(self, table: CopyTable) -> LayerChoice:
+        if table.slots.device.type != "cpu":
+            return LayerChoice(table, partial(even_shares, table=table))
+        copies = layer_copies(table)
+        return LayerChoice(table, partial(_swept, WaterFill(copies, form=self._form), copies, table))
+
+
+def _swept(fill: WaterFill, copies: LayerCopies, table: CopyTable, tokens: torch.Tensor) -> torch.Tensor:
+    return shares_of_table(copies, fill.solve(tokens), table)

@@ -12,17 +12,18 @@ from collections.abc import Sequence
 
 import torch
 
+from crossdock_eplb_algos._shared.copy_table import CopyTable
 from crossdock_eplb_algos._shared.kernels.water_fill_native import NativeFill, native_reason
 from crossdock_eplb_algos._shared.kernels.water_fill_torch import TorchFill
 from crossdock_eplb_algos._shared.layer_copies import LayerCopies
 
 
 class WaterFill:
-    """The solver of one layer: in C on the CPU where a compiler is found, else in torch. Both give the same up to rounding."""
+    """The solver of one layer on the CPU: in C where a compiler is found, else in torch. Both give the same up to rounding."""
 
     def __init__(self, copies: LayerCopies, *, form: str = "auto") -> None:
         """``form``: ``auto``, ``native`` or ``torch``."""
-        is_native = form != "torch" and copies.experts.device.type == "cpu" and not native_reason()
+        is_native = form != "torch" and not native_reason()
         self._fill: NativeFill | TorchFill = NativeFill(copies) if is_native else TorchFill([copies])
 
     @property
@@ -31,19 +32,15 @@ class WaterFill:
         return "native" if isinstance(self._fill, NativeFill) else "torch"
 
     def solve(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[E] tokens of each expert, on all ranks together -> [M, K] float64 tokens of each copy, 0 in padding."""
+        """[E] tokens of each expert, on all ranks together -> [N, K] float64 tokens of each copy, 0 in padding."""
         return self._fill.solve(tokens)
 
 
-def loads_of(copies: LayerCopies, tokens: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """[E] tokens and [..., M, K] tokens of copies -> [..., R] float64 tokens of each rank."""
-    lead = shares.shape[:-2]
-    loads = torch.zeros((*lead, copies.num_ranks + 1), dtype=torch.float64, device=tokens.device)
-    fixed = copies.only_rank.expand(*lead, -1)
-    loads.scatter_add_(-1, fixed, tokens.to(torch.float64).expand(*lead, -1))
-    # The entry behind the last rank took the experts with a choice; they are counted by their copies instead.
-    loads.scatter_add_(-1, copies.ranks.flatten().expand(*lead, -1), shares.flatten(-2).to(torch.float64))
-    return loads[..., :-1]
+def shares_of_table(copies: LayerCopies, shares: torch.Tensor, table: CopyTable) -> torch.Tensor:
+    """[N, K] tokens of copies, as a solver gives them -> [M, R] float32, as the table has them."""
+    flat = torch.zeros(table.slots.numel() + 1, dtype=torch.float32)
+    flat[copies.places] = shares.to(torch.float32)
+    return flat[:-1].view(table.slots.shape)
 
 
 def batched_fill(copies: Sequence[LayerCopies]) -> TorchFill:

@@ -50,7 +50,7 @@ class NativeFill:
         self._function.restype = ctypes.c_int64
 
     def solve(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[E] -> [M, K] float64."""
+        """[E] -> [N, K] float64."""
         copies = self._copies
         flat = tokens.to(torch.float64)
         loads = torch.zeros(copies.num_ranks + 1, dtype=torch.float64)

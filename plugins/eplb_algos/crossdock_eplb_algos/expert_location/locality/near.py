@@ -1,24 +1,21 @@
-"""Where the tokens of each rank go when only the way counts."""
+"""Where tokens go when only the way counts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from crossdock_eplb_algos._shared.layer_copies import LayerCopies
 
-
-def nearest_shares(copies: LayerCopies, num_nodes: int) -> torch.Tensor:
-    """[R, M, K] float64: part of a rank's tokens of an expert that each copy gets. Rows add up to one.
+def nearest_tokens(held: torch.Tensor, holds: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """[M, R] float tokens of each rank, and which ranks hold a copy -> [M, R] tokens that each copy gets. Sums of rows stay.
 
     All to the rank's own copy where it has one; else evenly over the copies on its machine; else evenly over all.
     """
-    size = copies.num_ranks // num_nodes
-    ranks = torch.arange(copies.num_ranks, device=copies.ranks.device)[:, None, None]
-    valid = (copies.ranks < copies.num_ranks).expand(copies.num_ranks, -1, -1)
-    here = valid & (copies.ranks == ranks)
-    on_node = valid & (copies.ranks // size == ranks // size)
-    chosen = torch.where(here.any(2, keepdim=True), here, torch.where(on_node.any(2, keepdim=True), on_node, valid))
-    return chosen.to(torch.float64) / chosen.sum(2, keepdim=True)
+    rows, num_ranks = held.shape
+    stays = torch.where(holds, held, 0.0)
+    rest = (held - stays).view(rows, num_nodes, -1)
+    copies = holds.view(rows, num_nodes, -1)
+    on_node = copies.sum(2, keepdim=True)
+    near = torch.where(on_node > 0, rest.sum(2, keepdim=True) / on_node.clamp(min=1), 0.0) * copies
+    away = torch.where(on_node > 0, 0.0, rest.sum(2, keepdim=True)).sum(1)
+    far = away / holds.sum(1, keepdim=True).clamp(min=1) * holds
+    return stays + near.view(rows, num_ranks) + far

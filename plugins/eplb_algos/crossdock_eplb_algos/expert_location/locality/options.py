@@ -22,5 +22,6 @@ class LocalityOptions:
     )
     node_cost: float = option("what a token costs that goes to another machine", default=0.5, validator=_not_negative)
     solver: Literal["auto", "torch"] = option(
-        "auto: a C kernel on the CPU where a compiler is found; torch: torch operators everywhere", default="auto"
+        "on the CPU; auto: a C kernel where a compiler is found; torch: torch operators. GPUs have Triton kernels, or torch without Triton",
+        default="auto",
     )

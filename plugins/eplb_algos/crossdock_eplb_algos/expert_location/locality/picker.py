@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from crossdock_eplb_algos._shared.balanced_pick import BalancedPick
-from crossdock_eplb_algos._shared.kernels.water_fill import loads_of
+from crossdock_eplb_algos._shared.copy_table import loads_without_choice, tokens_of_rows
 from crossdock_eplb_algos.expert_location.locality.capabilities import LOCALITY_CAPABILITIES
-from crossdock_eplb_algos.expert_location.locality.near import nearest_shares
+from crossdock_eplb_algos.expert_location.locality.near import nearest_tokens
 
 if TYPE_CHECKING:
     from crossdock.types.location import PickerCapabilities, PickerSpec
 
     from crossdock_eplb_algos._shared.balanced_pick import LayerChoice
-    from crossdock_eplb_algos._shared.layer_copies import LayerCopies
     from crossdock_eplb_algos.expert_location.locality.options import LocalityOptions
 
 _MIXTURES = 9
@@ -34,29 +33,24 @@ class LeastCost:
         self._num_nodes = num_nodes
 
     def shares(self, choice: LayerChoice, counts: torch.Tensor) -> torch.Tensor:
-        copies, tokens = choice.copies, counts.sum(0)
-        even = choice.fill.solve(tokens)
-        if counts.shape[0] == 1 or not copies.num_rows:
+        table, tokens = choice.table, counts.sum(0)
+        even = choice.solve(tokens)
+        if counts.shape[0] == 1 or not table.num_rows:
             return even
-        held = counts[:, copies.experts].to(torch.float64)
-        near = (held[:, :, None] * nearest_shares(copies, self._num_nodes)).sum(0)
-        part = torch.linspace(0.0, 1.0, _MIXTURES, dtype=torch.float64, device=even.device)[:, None, None]
+        held = tokens_of_rows(table, counts).t().to(torch.float32)
+        near = nearest_tokens(held, table.slots >= 0, self._num_nodes)
+        part = torch.linspace(0.0, 1.0, _MIXTURES, device=even.device)[:, None, None]
         mixtures = near + part * (even - near)
-        costs = loads_of(copies, tokens, mixtures).amax(1) + self._way_cost(copies, held, mixtures)
-        return mixtures[torch.argmin(costs)]
+        loads = loads_without_choice(table, tokens) + mixtures.sum(1)
+        best = (loads.amax(1) + self._way_cost(held, mixtures)).argmin(0, keepdim=True)
+        return mixtures.index_select(0, best)[0]
 
-    def _way_cost(self, copies: LayerCopies, held: torch.Tensor, mixtures: torch.Tensor) -> torch.Tensor:
+    def _way_cost(self, held: torch.Tensor, mixtures: torch.Tensor) -> torch.Tensor:
         """[mixtures] mean over ranks of the price of what leaves it, when as much as possible stays."""
-        num_ranks, rows = copies.num_ranks, copies.num_rows
-        wanted = torch.zeros((len(mixtures), rows, num_ranks + 1), dtype=torch.float64, device=held.device)
-        wanted.scatter_add_(2, copies.ranks.expand(len(mixtures), -1, -1), mixtures)
-        wanted, held = wanted[..., :-1], held.t()
-        stays_on_rank = torch.minimum(wanted, held).sum((1, 2))
-        nodes = self._num_nodes
-        by_node = torch.minimum(
-            wanted.reshape(len(mixtures), rows, nodes, -1).sum(3), held.reshape(rows, nodes, -1).sum(2)
-        )
-        stays_on_node = by_node.sum((1, 2))
+        rows, num_ranks = held.shape
+        stays_on_rank = torch.minimum(mixtures, held).sum((1, 2))
+        by_node = (len(mixtures), rows, self._num_nodes, -1)
+        stays_on_node = torch.minimum(mixtures.view(by_node).sum(3), held.reshape(by_node[1:]).sum(2)).sum((1, 2))
         leaves_rank, leaves_node = stays_on_node - stays_on_rank, held.sum() - stays_on_node
         return (self._link_cost * leaves_rank + self._node_cost * leaves_node) / num_ranks
 

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from crossdock.types.location import PickerCapabilities
 
-LP_CAPABILITIES = PickerCapabilities(rank_invariant=True, collective_per_layer=True, capturable=False)
-"""Ranks that hold the same rows compute the same split of them. Shapes depend on the placement, so a graph would freeze it."""
+LP_CAPABILITIES = PickerCapabilities(rank_invariant=True, collective_per_layer=True)
+"""Ranks that hold the same rows compute the same split of them."""

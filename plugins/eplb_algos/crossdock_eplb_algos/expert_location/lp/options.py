@@ -13,5 +13,6 @@ class LpOptions:
     """How the split is computed."""
 
     solver: Literal["auto", "torch"] = option(
-        "auto: a C kernel on the CPU where a compiler is found; torch: torch operators everywhere", default="auto"
+        "on the CPU; auto: a C kernel where a compiler is found; torch: torch operators. GPUs have Triton kernels, or torch without Triton",
+        default="auto",
     )

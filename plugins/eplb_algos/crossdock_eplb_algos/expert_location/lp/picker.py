@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class LeastMaximum:
-    """The solution of the linear program, by water filling."""
+    """The solution of the linear program."""
 
     def shares(self, choice: LayerChoice, counts: torch.Tensor) -> torch.Tensor:
-        return choice.fill.solve(counts.sum(0))
+        return choice.solve(counts.sum(0))
 
 
 class LpPicker:
