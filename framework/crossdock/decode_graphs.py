@@ -1,7 +1,9 @@
 """Decode steps as device graphs: one captured forward pass a bucket, replayed by every replica, idle ones too (DESIGN section 5).
+Where a strategy overlaps decode steps, a bucket has a second graph, of its two halves.
 
-A bucket's tensors keep their addresses; a replay copies the batch into them. The device is told by ``DispatchStep.padded_rows`` which rows
-carry no token, so that nothing inside depends on counts of the host.
+A step is one upload, one replay, and the copy of its ids: the pass begins by unpacking the upload into the bucket's tensors, which keep
+their addresses, and ends with the likeliest token of each row. The device is told by ``DispatchStep.padded_rows`` which rows carry no
+token, so that nothing inside depends on counts of the host.
 """
 
 from __future__ import annotations
@@ -12,9 +14,15 @@ from typing import Any, Protocol
 import attrs
 import torch
 
+from crossdock.batch_build import HostBatch
+from crossdock.decode_upload import DecodeUpload
 from crossdock.dispatch_layout import dispatch_step
 from crossdock.executor import Executor
-from crossdock.row_mask import live_mask, rows_in
+from crossdock.micro_batches import sm_budget
+from crossdock.ops.unpack_decode import DecodeTensors, packed_ints, unpack_decode
+from crossdock.recorder import ExpertLoadRecorder
+from crossdock.row_mask import rows_in
+from crossdock.split_point import child_plans
 from crossdock.types.attention import CapturableAttention
 from crossdock.types.batch import ForwardBatch
 from crossdock.types.layout import Layout
@@ -55,15 +63,12 @@ class CudaCapturer:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Bucket:
-    """Static tensors of one size, and the pass over them."""
+class _Pass:
+    """The captured pass of a bucket."""
 
-    batch: ForwardBatch
-    padded_rows: torch.Tensor
-    buffers: Any
     replay: Callable[[], None]
     logits: torch.Tensor
-    """[bucket, V] float32, row i of the batch."""
+    """[rows of the first micro-batch and of the next, V] float32."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -82,45 +87,102 @@ class DecodeGraphs:
     max_sequence_tokens: int
     """Tokens of the longest sequence: page tables and rotary tables are as long as it needs from the start."""
     capturer: Capturer
-    _buckets: dict[int, _Bucket] = attrs.field(factory=dict[int, "_Bucket"], init=False)
+    sampled: torch.Tensor
+    """[most] int64: the ids of the step before, for pending tokens; a replay leaves the likeliest token of each of its rows here."""
+    communication_sms: int = 0
+    """SMs that the dispatcher's kernels use."""
+    recorder: ExpertLoadRecorder | None = None
+    """Counts loads inside the captured passes."""
+    _uploads: tuple[DecodeUpload, ...] = attrs.field(default=(), init=False)
+    """One a micro-batch; all buckets share them."""
+    _passes: dict[tuple[int, bool], _Pass] = attrs.field(factory=dict["tuple[int, bool]", "_Pass"], init=False)
+    """By rows and by whether the step overlaps."""
 
-    def capture(self, captured_rows: Sequence[int]) -> None:
-        """Captures every size, the largest first. Collective: all ranks call it with the same sizes."""
+    def capture(self, captured_rows: Sequence[int], overlapped_rows: Sequence[int] = ()) -> None:
+        """Captures every size, the largest first. Collective: all ranks call it with the same sizes.
+
+        Args:
+            captured_rows: rows of a replica.
+            overlapped_rows: those that are captured in two micro-batches, too.
+        """
+        largest = self._plan(max(captured_rows), is_overlapped=False)
+        dispatch_rows = rows_in(self.dispatch_rows, largest, self.sizes, self.place)
+        length = packed_ints(max(captured_rows), dispatch_rows, self._columns)
+        self._uploads = tuple(
+            DecodeUpload.make(length, self.device, self.dispatch_rows, self.sizes, self.place) for _ in range(2)
+        )
         for rows in sorted(captured_rows, reverse=True):
-            self._buckets[rows] = self._capture(rows)
+            for is_overlapped in (False, True) if rows in overlapped_rows else (False,):
+                self._passes[rows, is_overlapped] = self._capture(self._plan(rows, is_overlapped=is_overlapped))
 
-    def logits(self, plan: StepPlan, batch: ForwardBatch) -> torch.Tensor:
+    def logits(self, plan: StepPlan, batch: HostBatch) -> torch.Tensor:
         """Replays ``plan.bucket`` on a batch padded to it: [R, V] float32 for the batch's logit rows, overwritten by the next replay."""
         assert plan.bucket is not None, "an eager step has no bucket"
-        bucket = self._buckets[plan.bucket]
-        self.attention.plan(batch, bucket.buffers)
-        for static, live in (
-            (bucket.batch.input_ids, batch.input_ids),
-            (bucket.batch.positions, batch.positions),
-            (bucket.batch.kv_slots, batch.kv_slots),
-        ):
-            static.copy_(live)
-        bucket.padded_rows.copy_(~live_mask(self.dispatch_rows, plan, self.sizes, self.place).unsqueeze(1))
-        bucket.replay()
-        # Decode: one row a sequence, live rows first, so the logit rows are the first ones.
-        return bucket.logits[: batch.logit_rows.shape[0]]
+        captured = self._passes[plan.bucket, plan.overlap]
+        if not plan.overlap:
+            self._uploads[0].send(batch, plan, 0, batch.num_live)
+            captured.replay()
+            # Decode: one row a sequence, live rows first, so the logit rows are the first ones.
+            return captured.logits[: batch.num_live]
+        cut = plan.overlap_rows[self.place.attn_dp_rank]
+        plans = child_plans(plan, self.sizes)
+        for upload, child, (first, stop) in zip(self._uploads, plans, ((0, cut), (cut, batch.num_live)), strict=True):
+            upload.send(batch, child, first, stop)
+        captured.replay()
+        second = plans[0].padded_tokens[self.place.attn_dp_rank]
+        return torch.cat((captured.logits[:cut], captured.logits[second : second + batch.num_live - cut]))
 
-    def _capture(self, rows: int) -> _Bucket:
-        plan = self._plan(rows)
-        batch = self._batch(rows, plan)
+    @property
+    def _columns(self) -> int:
+        return -(-self.max_sequence_tokens // self.page_tokens)
+
+    def _capture(self, plan: StepPlan) -> _Pass:
+        plans = child_plans(plan, self.sizes) if plan.overlap else (plan,)
+        budget = None
+        if plan.overlap:
+            budget = sm_budget(self.executor.plan(plan.forward_mode), self.communication_sms, self.device)
+        parts = [self._part(child, slot, budget) for slot, child in enumerate(plans)]
+
+        def compute() -> torch.Tensor:
+            for upload, (_, tensors) in zip(self._uploads, parts, strict=False):
+                unpack_decode(upload.packed, self.sampled, tensors)
+            logits = self.executor.run([context for context, _ in parts])
+            if len(logits) > 1:
+                return torch.cat(logits)
+            self.sampled[: logits[0].shape[0]].copy_(logits[0].argmax(dim=-1))
+            return logits[0]
+
+        if self.recorder is not None:
+            self.recorder.begin_capture()
+        replay, logits = self.capturer.capture(compute)
+        if self.recorder is not None:
+            self.recorder.end_capture()
+        return _Pass(replay=replay, logits=logits)
+
+    def _part(self, plan: StepPlan, slot: int, budget: int | None) -> tuple[ForwardContext, DecodeTensors]:
+        """One micro-batch's context and the tensors in it that each step fills."""
+        assert plan.bucket is not None, "only buckets are captured"
+        batch = self._batch(plan.bucket, plan)
         num_rows = rows_in(self.dispatch_rows, plan, self.sizes, self.place)
         padded_rows = torch.ones(num_rows, 1, dtype=torch.bool, device=self.device)
-        columns = -(-self.max_sequence_tokens // self.page_tokens)
-        buffers = self.attention.allocate_buffers(rows, columns)
+        tables = self.attention.allocate_buffers(plan.bucket, self._columns)
         context = ForwardContext(
             batch=batch,
-            attn_metadata=self.attention.plan(batch, buffers),
+            attn_metadata=self.attention.plan(batch, tables),
             dispatch_step=attrs.evolve(dispatch_step(plan, self.dispatch_rows, self.sizes), padded_rows=padded_rows),
+            slot=slot,
+            sm_budget=budget,
         )
-        replay, logits = self.capturer.capture(lambda: self.executor.run([context])[0])
-        return _Bucket(batch=batch, padded_rows=padded_rows, buffers=buffers, replay=replay, logits=logits)
+        return context, DecodeTensors(
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            kv_slots=batch.kv_slots,
+            seq_lens=tables.seq_lens,
+            page_table=tables.page_table,
+            padded_rows=padded_rows,
+        )
 
-    def _plan(self, rows: int) -> StepPlan:
+    def _plan(self, rows: int, *, is_overlapped: bool) -> StepPlan:
         return StepPlan(
             step=CAPTURE_STEP,
             eplb_pass=0,
@@ -129,9 +191,10 @@ class DecodeGraphs:
             padding_mode=self.padding_mode,
             forward_mode=ForwardMode.DECODE,
             dispatch_mode=self.dispatch_mode,
-            overlap=False,
-            overlap_reason="capture",
+            overlap=is_overlapped,
+            overlap_reason="" if is_overlapped else "capture",
             bucket=rows,
+            overlap_rows=(rows // 2,) * self.sizes.attn_dp_size if is_overlapped else (),
         )
 
     def _batch(self, rows: int, plan: StepPlan) -> ForwardBatch:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from crossdock.decode_graphs import CudaCapturer, DecodeGraphs
-from crossdock.graph_sizes import captured_rows
+from crossdock.graph_sizes import captured_rows, overlapped_rows
 from crossdock.padding import make_padding
 from crossdock.types.step import DispatchMode
 
@@ -38,6 +38,9 @@ def make_decode_graphs(plan: RankPlan, runner: ModelRunner) -> DecodeGraphs | No
         page_tokens=runner.page_tokens,
         max_sequence_tokens=plan.max_sequence_tokens,
         capturer=CudaCapturer(),
+        sampled=runner.sampled,
+        communication_sms=runner.communication_sms,
+        recorder=runner.recorder,
     )
-    graphs.capture(sizes)
+    graphs.capture(sizes, overlapped_rows(plan))
     return graphs

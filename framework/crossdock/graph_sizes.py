@@ -7,6 +7,8 @@ from crossdock.rank_plan import RankPlan
 
 CAPTURABLE_POINTS = ("dispatcher", "experts", "attention", "strategy")
 """Points whose capabilities say ``graph_capture``."""
+CAPTURABLE_RECORDERS = ("off", "stat", "per_pass")
+"""Recorder modes whose counting is fixed operations on fixed tensors."""
 DENSE_SIZES = 8
 """Below this every power of two is captured, above it every multiple up to ``STEP_LIMIT``, then of four times it."""
 STEP_LIMIT = 64
@@ -14,20 +16,31 @@ STEP_LIMIT = 64
 
 def captured_rows(plan: RankPlan) -> tuple[int, ...]:
     """Sizes in rows of a replica, ascending; empty where steps are not captured: off the GPU, with ``scheduler.graphs = "off"``, with a plugin
-    that cannot be captured, with several micro-batches, or while expert loads are counted (counters are chosen by the host).
+    that cannot be captured, or with a recorder that keeps more of a pass than its routed counts.
     """
     config = plan.config
-    counts_loads = config.eplb.enabled or config.recorder.mode != "off" or config.recorder.report != "off"
-    if plan.selection.device != "cuda" or config.scheduler.graphs == "off" or counts_loads:
+    keeps_more = config.recorder.mode not in CAPTURABLE_RECORDERS
+    if plan.selection.device != "cuda" or config.scheduler.graphs == "off" or keeps_more:
         return ()
     points = CAPTURABLE_POINTS if plan.info.moe is not None else ("attention", "strategy")
     if not all(plan.selection.plugin(point).capabilities.graph_capture for point in points):
         return ()
     if plan.info.moe is not None and not plan.selection.plugin("expert_location").capabilities.capturable:
         return ()
-    if plan.selection.plugin("strategy").capabilities.micro_batches > 1:
-        return ()
     return bucket_sizes(config.scheduler.max_running_requests, plan.sizes.attn_tp_size)
+
+
+def overlapped_rows(plan: RankPlan) -> tuple[int, ...]:
+    """Those of ``captured_rows`` that are captured in two micro-batches, too: where decode steps may overlap and both halves have rows."""
+    strategy = plan.selection.plugin("strategy").capabilities
+    if strategy.micro_batches == 1 or plan.info.moe is None:
+        return ()
+    least = 2
+    if strategy.overlap.is_gated:
+        if not plan.selection.plugin("dispatcher").capabilities.split_is_useful:
+            return ()
+        least = max(least, strategy.overlap.min_decode_rows)
+    return tuple(rows for rows in captured_rows(plan) if rows >= least)
 
 
 def bucket_sizes(most: int, multiple: int) -> tuple[int, ...]:

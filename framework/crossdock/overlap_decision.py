@@ -11,7 +11,7 @@ from crossdock.types.strategy import OverlapLimits
 
 PASSIVE_MODES = (ForwardMode.IDLE, ForwardMode.PREBUILT)
 """Modes of a replica that brings no rows."""
-PROBE_STEPS = 64
+PROBE_STEPS = 512
 """Of so many steps one runs sequentially and one overlapped whatever is predicted, so that both times stay measured."""
 
 
@@ -22,6 +22,8 @@ class OverlapRules:
     limits: OverlapLimits = attrs.field(factory=OverlapLimits)
     has_communication: bool = True
     """The dispatcher sends rows between begin and end, so there is something to hide."""
+    captured_rows: tuple[int, ...] = ()
+    """Graph sizes that were captured in two micro-batches."""
 
 
 def active_modes(records: Sequence[StepRecord]) -> frozenset[ForwardMode]:
@@ -30,9 +32,16 @@ def active_modes(records: Sequence[StepRecord]) -> frozenset[ForwardMode]:
 
 
 def decide_overlap(
-    records: Sequence[StepRecord], dispatch_mode: DispatchMode, rules: OverlapRules | None
+    records: Sequence[StepRecord], dispatch_mode: DispatchMode, rules: OverlapRules | None, bucket: int | None = None
 ) -> tuple[bool, str]:
-    """(True, "") for two micro-batches on every replica, or False and the reason code (the facts, section 7.2)."""
+    """(True, "") for two micro-batches on every replica, or False and the reason code (the facts, section 7.2).
+
+    Args:
+        records: one a replica.
+        dispatch_mode: protocol of this step.
+        rules: None for a strategy with one micro-batch.
+        bucket: the graph that the step replays; None for an eager one.
+    """
     if rules is None:
         return False, "off"
     modes, limits = active_modes(records), rules.limits
@@ -45,18 +54,25 @@ def decide_overlap(
         return False, "low_latency_prefill"
     if not all(record.local_can_run_overlap for record in records):
         return False, "vote"
-    return _worth_it(records, prefills, rules) if limits.is_gated else (True, "")
+    is_worth_it, reason = _worth_it(records, prefills, rules) if limits.is_gated else (True, "")
+    if is_worth_it and bucket is not None and bucket not in rules.captured_rows:
+        return False, "not_captured"
+    return is_worth_it, reason
 
 
 def _worth_it(records: Sequence[StepRecord], prefills: bool, rules: OverlapRules) -> tuple[bool, str]:
     if not rules.has_communication:
         return False, "nothing_to_hide"
     smallest = rules.limits.min_prefill_rows if prefills else rules.limits.min_decode_rows
-    if max(record.num_tokens for record in records) < smallest:
+    largest, step = max(record.num_tokens for record in records), records[0].step
+    if largest < smallest:
         return False, "too_small"
-    turn = records[0].step % PROBE_STEPS
-    if turn == 0:
-        return False, "probe"
-    if sum(record.overlap_gain_us for record in records) < 0 and turn != PROBE_STEPS // 2:
-        return False, "no_gain"
-    return True, ""
+    # The others wait for the largest replicas.
+    gains = [record.overlap_gain_us for record in records if record.num_tokens == largest]
+    if not all(gains):
+        # Not measured both ways: they take turns until that is done.
+        return (True, "") if step % 2 == 0 else (False, "probe")
+    turn = step % PROBE_STEPS
+    if sum(gains) < 0:
+        return (True, "") if turn == PROBE_STEPS // 2 else (False, "no_gain")
+    return (False, "probe") if turn == 0 else (True, "")

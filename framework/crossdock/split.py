@@ -120,6 +120,9 @@ def _token_rows(value: torch.Tensor, part: BatchPart) -> torch.Tensor:
 
 def _logit_rows(batch: ForwardBatch, part: BatchPart) -> torch.Tensor:
     wanted = batch.logit_rows
+    if wanted.shape[0] == batch.num_live_tokens:
+        # Every row, as in decode steps: known without a look at the device.
+        return torch.arange(part.num_live_rows, dtype=wanted.dtype, device=wanted.device)
     is_own = (wanted >= part.rows.start) & (wanted < part.rows.stop)
     own: torch.Tensor = wanted[is_own] - part.rows.start
     return own

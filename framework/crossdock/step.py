@@ -77,7 +77,7 @@ def decide_step(records: Sequence[StepRecord], rules: StepRules) -> StepPlan:
         mode = rules.padding.captured_mode()
         padded = (bucket,) * len(live)
     forward_mode, dispatch_mode = global_mode(records), _dispatch_mode(prefills, rules)
-    overlap, overlap_reason = decide_overlap(records, dispatch_mode, rules.overlap)
+    overlap, overlap_reason = decide_overlap(records, dispatch_mode, rules.overlap, bucket)
     return StepPlan(
         step=records[0].step,
         eplb_pass=records[0].eplb_pass,

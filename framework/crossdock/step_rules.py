@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crossdock.graph_sizes import captured_rows
+from crossdock.graph_sizes import captured_rows, overlapped_rows
 from crossdock.overlap_decision import OverlapRules
 from crossdock.padding import make_padding
 from crossdock.rank_plan import RankPlan
@@ -29,6 +29,8 @@ def step_rules(plan: RankPlan) -> StepRules:
         overlap=None
         if strategy.micro_batches == 1
         else OverlapRules(
-            limits=strategy.overlap, has_communication=dispatcher is not None and dispatcher.split_is_useful
+            limits=strategy.overlap,
+            has_communication=dispatcher is not None and dispatcher.split_is_useful,
+            captured_rows=overlapped_rows(plan),
         ),
     )

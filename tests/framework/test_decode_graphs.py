@@ -14,7 +14,7 @@ import pytest
 import torch
 from crossdock import runner_build
 from crossdock.comm import local_comms
-from crossdock.config import CheckpointConfig, Config, LaunchConfig, SchedulerConfig
+from crossdock.config import CheckpointConfig, Config, LaunchConfig, PluginChoice, SchedulerConfig
 from crossdock.decode_graphs import CudaCapturer, DecodeGraphs
 from crossdock.graph_sizes import bucket_sizes
 from crossdock.rank_plan import plan_rank
@@ -48,8 +48,13 @@ class Repeater:
         return replay, result
 
 
+@pytest.fixture(params=[False, True], ids=["sequential", "two_batch"])
+def two_ways(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
-def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+def runner(two_ways: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     def triton_attention(name: str, options: dict[str, Any], spec: AttentionSpec, *_: object) -> TritonAttention:
         return TritonAttention(spec)
 
@@ -62,11 +67,12 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
         ),
         launch=LaunchConfig(device=DEVICE.type),
         scheduler=SchedulerConfig(graphs="off", page_tokens=PAGE_TOKENS, max_sequence_tokens=16, kv_tokens=64),
+        strategy=PluginChoice(name="two_batch" if two_ways else "sequential"),
     )
     return runner_build.build_runner(plan_rank(config, 0), local_comms(), DEVICE).runner
 
 
-def graphs_of(runner: ModelRunner) -> DecodeGraphs:
+def graphs_of(runner: ModelRunner, two_ways: bool) -> DecodeGraphs:
     graphs = DecodeGraphs(
         executor=runner.executor,
         attention=runner.attention,  # type: ignore[arg-type]
@@ -79,12 +85,13 @@ def graphs_of(runner: ModelRunner) -> DecodeGraphs:
         page_tokens=PAGE_TOKENS,
         max_sequence_tokens=16,
         capturer=CudaCapturer() if ON_GPU else Repeater(),
+        sampled=runner.sampled,
     )
-    graphs.capture([BUCKET])
+    graphs.capture([BUCKET], [BUCKET] if two_ways else [])
     return graphs
 
 
-def step_plan(work: StepWork, bucket: int | None) -> StepPlan:
+def step_plan(work: StepWork, bucket: int | None, overlap: bool = False) -> StepPlan:
     rows = work.num_tokens
     return StepPlan(
         step=0,
@@ -94,14 +101,15 @@ def step_plan(work: StepWork, bucket: int | None) -> StepPlan:
         padding_mode=PaddingMode.MAX_LEN,
         forward_mode=work.forward_mode if rows else ForwardMode.IDLE,
         dispatch_mode=DispatchMode.NORMAL,
-        overlap=False,
+        overlap=overlap,
         overlap_reason="",
         bucket=bucket,
+        overlap_rows=(rows // 2,) if overlap else (),
     )
 
 
-def logits(runner: ModelRunner, work: StepWork, bucket: int | None) -> torch.Tensor:
-    plan = step_plan(work, bucket)
+def logits(runner: ModelRunner, work: StepWork, bucket: int | None, overlap: bool = False) -> torch.Tensor:
+    plan = step_plan(work, bucket, overlap)
     return runner.launch(plan, runner.build(work, plan), None, is_counted=False).logits.clone()
 
 
@@ -110,7 +118,7 @@ def decode(token: int, start: int, pages: tuple[int, ...]) -> SequenceRows:
 
 
 @torch.inference_mode()
-def test_replays_of_one_bucket_give_each_step_its_eager_logits(runner: ModelRunner) -> None:
+def test_replays_of_one_bucket_give_each_step_its_eager_logits(runner: ModelRunner, two_ways: bool) -> None:
     prompts = StepWork(
         sequences=(
             SequenceRows(tokens=(5, 6, 7, 8, 9), start=0, pages=(1, 2), num_logit_rows=1),
@@ -124,14 +132,16 @@ def test_replays_of_one_bucket_give_each_step_its_eager_logits(runner: ModelRunn
         StepWork(sequences=(decode(9, 6, (1, 2)), decode(8, 3, (3,)), decode(7, 0, (4,)))),
         StepWork(),
     )
-    graphs = graphs_of(runner)
+    graphs = graphs_of(runner, two_ways)
+    # One row cannot be cut; a replica without rows has two empty halves.
     for work in steps:
         want = logits(runner, work, None)
-        runner.graphs = graphs
-        got = logits(runner, work, BUCKET)
-        runner.graphs = None
-        assert got.shape == want.shape
-        torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+        for overlap in (False, True) if two_ways and work.num_tokens != 1 else (False,):
+            runner.graphs = graphs
+            got = logits(runner, work, BUCKET, overlap)
+            runner.graphs = None
+            assert got.shape == want.shape
+            torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_bucket_sizes_end_at_the_most_rows_and_keep_the_multiple() -> None:

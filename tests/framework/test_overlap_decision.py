@@ -36,7 +36,7 @@ def test_a_strategy_with_one_micro_batch_never_overlaps() -> None:
 
 def test_replicas_without_rows_alone_do_not_overlap_and_beside_others_do() -> None:
     assert decided(IDLE, IDLE) == "all_idle"
-    assert decided(decode(4), IDLE) == ""
+    assert decided(decode(4, overlap_gain_us=1), IDLE) == ""
 
 
 def test_one_vote_against_it_is_enough() -> None:
@@ -46,18 +46,18 @@ def test_one_vote_against_it_is_enough() -> None:
 
 def test_different_modes_overlap_only_under_a_strategy_that_mixes_them() -> None:
     assert decided(decode(9), prefill(9)) == "modes_differ"
-    assert decided(decode(9), prefill(9), rules=MIXING) == ""
+    assert decided(decode(9, overlap_gain_us=1), prefill(9, overlap_gain_us=1), rules=MIXING) == ""
 
 
 def test_prompt_rows_do_not_overlap_in_the_low_latency_protocol() -> None:
     for rules in (RULES, MIXING, ALWAYS):
         assert decided(prefill(9), prefill(9), rules=rules, mode=DispatchMode.LOW_LATENCY) == "low_latency_prefill"
-    assert decided(decode(9), decode(9), mode=DispatchMode.LOW_LATENCY) == ""
+    assert decided(decode(9), decode(9), rules=ALWAYS, mode=DispatchMode.LOW_LATENCY) == ""
 
 
 def test_the_largest_replica_decides_whether_a_step_is_too_small() -> None:
     assert decided(decode(3), decode(3)) == "too_small"
-    assert decided(decode(4), decode(1)) == ""
+    assert decided(decode(4, overlap_gain_us=1), decode(1)) == ""
     assert decided(prefill(7)) == "too_small"
     assert decided(prefill(7), rules=ALWAYS) == ""
 
@@ -70,6 +70,25 @@ def test_a_predicted_loss_turns_it_off_and_the_sum_over_replicas_counts() -> Non
     assert decided(decode(9, overlap_gain_us=-5), decode(9, overlap_gain_us=4)) == "no_gain"
     assert decided(decode(9, overlap_gain_us=-5), decode(9, overlap_gain_us=6)) == ""
     assert decided(decode(9, overlap_gain_us=-5), rules=ALWAYS) == ""
+
+
+def test_only_the_largest_replicas_are_asked_for_the_gain() -> None:
+    assert decided(decode(9, overlap_gain_us=5), decode(8, overlap_gain_us=-50)) == ""
+    assert decided(decode(9, overlap_gain_us=-5), decode(8, overlap_gain_us=50)) == "no_gain"
+
+
+def test_until_both_ways_are_measured_steps_take_turns() -> None:
+    reasons = [decided(decode(9, step=step), decode(9, step=step, overlap_gain_us=4)) for step in (2, 3, 4, 5)]
+    assert reasons == ["", "probe", "", "probe"]
+
+
+def test_a_replayed_step_overlaps_only_in_sizes_that_were_captured_so() -> None:
+    rules = attrs.evolve(ALWAYS, captured_rows=(16, 32))
+    assert decide_overlap([decode(9)], DispatchMode.NORMAL, rules, 16) == (True, "")
+    assert decide_overlap([decode(9)], DispatchMode.NORMAL, rules, 64) == (False, "not_captured")
+    assert decide_overlap([decode(9)], DispatchMode.NORMAL, rules, None) == (True, "")
+    gated = attrs.evolve(RULES, captured_rows=(16,))
+    assert decide_overlap([decode(3)], DispatchMode.NORMAL, gated, 4) == (False, "too_small")
 
 
 def test_some_steps_are_run_either_way_so_that_both_times_stay_known() -> None:

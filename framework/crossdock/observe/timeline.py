@@ -6,6 +6,7 @@ A mark is the host's clock on a CPU and an event in the stream on a GPU, read wh
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -133,23 +134,45 @@ class PassMarks:
 
 
 @attrs.define(kw_only=True, eq=False)
+class TimedPass:
+    """One forward pass: its own two moments, and those of its operations where they are timed."""
+
+    step: int
+    clock: Clock
+    marks: PassMarks | None
+    begun: Any
+    ended: Any = None
+    spans: tuple[Span, ...] = ()
+    """Of its operations, once it is over."""
+
+    def seconds(self) -> float:
+        """From its first operation to its last. Waits for the last one."""
+        begun_us, ended_us = self.clock.read_us([self.begun, self.ended])
+        return (ended_us - begun_us) / 1e6
+
+
+@attrs.define(kw_only=True, eq=False)
 class Timeline:
-    """The passes of one rank."""
+    """The passes of one rank. They end in the order in which they were begun; a second one may begin before the first one ends."""
 
     rank: int
     clock: Clock = attrs.field(factory=HostClock)
-    last_pass_s: float = attrs.field(default=0.0, init=False)
-    """Of the last pass, from its launch to its result on the host."""
-    last_spans: tuple[Span, ...] = attrs.field(default=(), init=False)
-    """Of the last pass, where it was timed."""
+    times_next: bool = attrs.field(default=False, init=False)
+    """Set to time the operations of the next pass, whatever its number."""
+    last_pass: TimedPass | None = attrs.field(default=None, init=False)
+    """The last one that ended."""
     _profile: list[Span] | None = attrs.field(default=None, init=False)
-    _marks: PassMarks | None = attrs.field(default=None, init=False)
-    _begun_s: float = attrs.field(default=0.0, init=False)
+    _open: deque[TimedPass] = attrs.field(factory=deque[TimedPass], init=False)
     _sampled: SpanShares | None = attrs.field(default=None, init=False)
 
     @property
     def is_profiling(self) -> bool:
         return self._profile is not None
+
+    @property
+    def last_spans(self) -> tuple[Span, ...]:
+        """Of the last pass that ended, where its operations were timed."""
+        return () if self.last_pass is None else self.last_pass.spans
 
     def start_profile(self) -> None:
         """From the next pass on every operation is kept; what an earlier profile kept is forgotten."""
@@ -161,22 +184,27 @@ class Timeline:
         return tuple(kept)
 
     def begin_pass(self, step: int) -> PassMarks | None:
-        """Where the executor puts its marks; None when this pass is not timed."""
-        self._begun_s = time.perf_counter()
-        is_timed = step % SAMPLE_EVERY == 0 or (self._profile is not None and len(self._profile) < MOST_SPANS)
-        self._marks = PassMarks(step, self.clock) if is_timed else None
-        return self._marks
+        """Where the executor puts its marks; None when the operations of this pass are not timed."""
+        is_kept = self._profile is not None and len(self._profile) < MOST_SPANS
+        marks = PassMarks(step, self.clock) if step % SAMPLE_EVERY == 0 or is_kept or self.times_next else None
+        self.times_next = False
+        self._open.append(TimedPass(step=step, clock=self.clock, marks=marks, begun=self.clock.mark()))
+        return marks
+
+    def pass_launched(self) -> None:
+        """The operations of the pass that was begun last have been issued."""
+        self._open[-1].ended = self.clock.mark()
 
     def end_pass(self) -> None:
-        """The results of the pass are there."""
-        self.last_pass_s = time.perf_counter() - self._begun_s
-        self.last_spans = () if self._marks is None else self._marks.spans()
-        self._marks = None
-        if self.last_spans:
-            self._sampled = span_shares(self.last_spans)
+        """The results of the oldest pass are there."""
+        self.last_pass = done = self._open.popleft()
+        if done.marks is not None:
+            done.spans = done.marks.spans()
+        if done.spans:
+            self._sampled = span_shares(done.spans)
             if self._profile is not None:
-                self._profile.extend(self.last_spans)
+                self._profile.extend(done.spans)
 
     def shares(self) -> dict[str, float]:
-        """Numbers of the last timed pass, by name."""
+        """Numbers of the last pass whose operations were timed, by name."""
         return {} if self._sampled is None else self._sampled.gauges()

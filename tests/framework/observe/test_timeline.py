@@ -42,6 +42,7 @@ def run_pass(timeline: Timeline, step: int, kinds: Sequence[OpKind]) -> None:
         marks.begin()
         for kind in kinds:
             marks.op_ended(0, op(kind))
+    timeline.pass_launched()
     timeline.end_pass()
 
 
@@ -57,19 +58,39 @@ def test_one_pass_in_so_many_is_timed_without_a_profile() -> None:
         if timeline.last_spans:
             timed.append(step)
     assert timed == [0, SAMPLE_EVERY]
-    assert clock.marks == 2 * (1 + len(KINDS)), "the other passes cost no mark"
+    assert clock.marks == 2 * (1 + len(KINDS)) + 2 * 2 * SAMPLE_EVERY, "the other passes cost two marks each"
 
 
 def test_an_operation_lasts_from_the_end_of_the_one_before() -> None:
     timeline = Timeline(rank=0, clock=CountingClock())
     run_pass(timeline, 0, KINDS)
     assert [(span.category, span.begin_us, span.duration_us) for span in timeline.last_spans] == [
-        ("attention", 10.0, 10.0),
-        ("dispatch", 20.0, 10.0),
-        ("dense", 30.0, 10.0),
-        ("wait", 40.0, 10.0),
+        ("attention", 20.0, 10.0),
+        ("dispatch", 30.0, 10.0),
+        ("dense", 40.0, 10.0),
+        ("wait", 50.0, 10.0),
     ]
+    assert timeline.last_pass is not None
+    assert timeline.last_pass.seconds() == pytest.approx(60e-6)
     assert timeline.shares()["overlap_hidden_ratio"] == pytest.approx(1 / 3)
+
+
+def test_passes_end_in_the_order_in_which_they_were_begun() -> None:
+    timeline = Timeline(rank=0, clock=CountingClock())
+    for step in (1, 2):
+        timeline.times_next = True
+        marks = timeline.begin_pass(step)
+        assert marks is not None
+        marks.begin()
+        marks.op_ended(0, op(OpKind.EXPERTS))
+        timeline.pass_launched()
+    ended = []
+    for _ in range(2):
+        timeline.end_pass()
+        assert timeline.last_pass is not None
+        ended.append((timeline.last_pass.step, timeline.last_spans[0].step))
+    assert ended == [(1, 1), (2, 2)]
+    assert timeline.begin_pass(3) is None, "only the next pass was asked for"
 
 
 def test_a_profile_keeps_every_pass_between_start_and_stop() -> None:
@@ -88,6 +109,7 @@ def test_a_profile_keeps_every_pass_between_start_and_stop() -> None:
 def test_a_pass_that_was_replayed_as_a_whole_has_no_spans() -> None:
     timeline = Timeline(rank=0, clock=CountingClock())
     timeline.begin_pass(0)
+    timeline.pass_launched()
     timeline.end_pass()
     assert timeline.last_spans == ()
     assert timeline.shares() == {}

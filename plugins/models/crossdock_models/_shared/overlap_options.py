@@ -33,7 +33,7 @@ class OverlapOptions:
     )
 
     def capabilities(self, *, mixes_modes: bool) -> StrategyCapabilities:
-        """Of a strategy with these options. Graphs are captured for one micro-batch only."""
+        """Of a strategy with these options."""
         limits = OverlapLimits(
             min_prefill_rows=self.min_prefill_rows,
             min_decode_rows=self.min_decode_rows,
@@ -41,4 +41,4 @@ class OverlapOptions:
             mixes_modes=mixes_modes,
             is_gated=self.gate == "auto",
         )
-        return StrategyCapabilities(micro_batches=2, graph_capture=False, overlap=limits)
+        return StrategyCapabilities(micro_batches=2, overlap=limits)

