@@ -1,6 +1,7 @@
 """From the logits of a step to the tokens of its sequences: which rows sample, with what, and which score the prompt.
 
-In two parts, so that ids can stay on the device: ``sample_step`` when the step is launched, ``read_tokens`` when it is collected.
+In two parts: ``choose`` when the step is launched, all of it on the device, and ``StepChoice.read`` when it is collected. In between the
+next step may be launched; it takes the ids from the device and may overwrite the logits.
 """
 
 from __future__ import annotations
@@ -8,91 +9,121 @@ from __future__ import annotations
 import attrs
 import torch
 
-from crossdock.host_values import ints
-from crossdock.sampler import SamplingRow, logprobs_of, sample
+from crossdock.host_values import HostCopy, ints, on_device
+from crossdock.sampler import SamplingRow, sample
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.sequence import EngineSequence
+from crossdock.step_work import SequenceRows
+from crossdock.token_scores import TokenScores
 from crossdock.types.request import TokenLogprob
 
 
-def sample_step(logits: torch.Tensor, scheduled: Scheduled, eos_token_ids: frozenset[int]) -> torch.Tensor:
-    """``logits`` [R, V] float32, the logit rows of ``scheduled`` in order -> [S] int64, one id for each sequence that samples."""
-    sampled = [s for s, is_sampled in zip(scheduled.sequences, scheduled.samples, strict=True) if is_sampled]
-    rows = [sampling_row(sequence, eos_token_ids) for sequence in sampled]
-    return sample(_sampled_logits(logits, scheduled), rows)
+@attrs.frozen(kw_only=True, eq=False)
+class StepChoice:
+    """What was chosen for a launched step, on its way to the host."""
+
+    ids: torch.Tensor
+    """[S] int64 on the device, one for each sequence that samples, in order."""
+    copy: HostCopy
+    """Of ``ids``."""
+    scored: tuple[int, ...] = ()
+    """Places in ``ids`` whose log-probabilities were asked for."""
+    scores: TokenScores | None = None
+    """Theirs."""
+    prompt_scores: tuple[TokenScores | None, ...] = ()
+    """One entry for each sequence of the step; empty when nobody asked."""
+
+    def read(self) -> StepTokens:
+        """Everything as host values; waits for the device."""
+        (ids,) = self.copy.wait()
+        logprobs: list[TokenLogprob | None] = []
+        if self.scores is not None:
+            logprobs = [None] * self.ids.shape[0]
+            for place, entry in zip(self.scored, self.scores.entries(), strict=True):
+                logprobs[place] = entry
+        return StepTokens(
+            token_ids=tuple(ints(ids)),
+            logprobs=tuple(logprobs),
+            prompt_logprobs=tuple(() if part is None else tuple(part.entries()) for part in self.prompt_scores),
+        )
 
 
-def read_tokens(logits: torch.Tensor, ids: torch.Tensor, scheduled: Scheduled) -> StepTokens:
-    """``ids`` of ``sample_step`` as host values, with the log-probabilities that were asked for."""
-    return StepTokens(
-        token_ids=tuple(ints(ids)),
-        logprobs=_token_logprobs(logits, ids, scheduled),
-        prompt_logprobs=_prompt_logprobs(logits, scheduled),
+def choose(logits: torch.Tensor, scheduled: Scheduled, eos_token_ids: frozenset[int]) -> StepChoice:
+    """``logits`` [R, V] float32, the logit rows of ``scheduled`` in order -> the choice of every sequence that samples."""
+    pairs = zip(scheduled.sequences, scheduled.work.sequences, strict=True)
+    sampled = [(sequence, rows) for sequence, rows in pairs if rows.samples]
+    own = _sampled_logits(logits, scheduled)
+    if all(sequence.takes_best for sequence, _ in sampled):
+        ids = own.argmax(dim=-1)
+    else:
+        ids = sample(own, [sampling_row(sequence, rows, eos_token_ids) for sequence, rows in sampled])
+    return with_scores(ids, logits, scheduled)
+
+
+def with_scores(ids: torch.Tensor, logits: torch.Tensor, scheduled: Scheduled) -> StepChoice:
+    """The choice ``ids`` [S] with the log-probabilities that were asked for."""
+    pairs = zip(scheduled.sequences, scheduled.work.sequences, strict=True)
+    counts = [sequence.request.sampling.logprobs for sequence, rows in pairs if rows.samples]
+    wanted = tuple(place for place, count in enumerate(counts) if count is not None)
+    scores = None
+    if wanted:
+        index = on_device(wanted, torch.int64, logits.device)
+        own = _sampled_logits(logits, scheduled)
+        scores = TokenScores(own[index], ids[index], [counts[place] or 0 for place in wanted])
+    return StepChoice(
+        ids=ids, copy=HostCopy(ids), scored=wanted, scores=scores, prompt_scores=_prompt_scores(logits, scheduled)
     )
 
 
-def sampling_row(sequence: EngineSequence, eos_token_ids: frozenset[int]) -> SamplingRow:
-    """How the next token of ``sequence`` is chosen."""
+def takes_best(scheduled: Scheduled) -> bool:
+    """Every sequence that samples takes the likeliest token, whatever else there is."""
+    return all(sequence.takes_best for sequence in scheduled.sequences)
+
+
+def sampling_row(sequence: EngineSequence, rows: SequenceRows, eos_token_ids: frozenset[int]) -> SamplingRow:
+    """How the token after ``rows`` is chosen."""
     params = sequence.request.sampling
     forbidden: tuple[int, ...] = ()
-    if sequence.num_generated < params.min_new_tokens:
+    if rows.end - sequence.num_prompt < params.min_new_tokens:
         forbidden = params.stop_token_ids + (() if params.ignore_eos else tuple(eos_token_ids))
-    row = SamplingRow(params=params, position=len(sequence.tokens), forbidden=forbidden)
-    if not row.is_penalised:
+    row = SamplingRow(params=params, position=rows.end, forbidden=forbidden)
+    if not params.is_penalised:
         return row
-    return attrs.evolve(
-        row, prompt=sequence.request.prompt_ids, generated=tuple(sequence.tokens[sequence.num_prompt :])
-    )
+    generated = tuple(sequence.tokens[sequence.num_prompt : rows.end])
+    return attrs.evolve(row, prompt=sequence.request.prompt_ids, generated=generated)
 
 
 def _sampled_logits(logits: torch.Tensor, scheduled: Scheduled) -> torch.Tensor:
     """The last logit row of each sequence that samples."""
     last_rows: list[int] = []
     end = 0
-    for rows, is_sampled in zip(scheduled.work.sequences, scheduled.samples, strict=True):
+    for rows in scheduled.work.sequences:
         end += rows.num_logit_rows
-        if is_sampled:
+        if rows.samples:
             last_rows.append(end - 1)
     if len(last_rows) == logits.shape[0]:
         return logits
-    return logits[torch.tensor(last_rows, dtype=torch.int64, device=logits.device)]
-
-
-def _token_logprobs(logits: torch.Tensor, ids: torch.Tensor, scheduled: Scheduled) -> tuple[TokenLogprob | None, ...]:
-    """One entry for each sequence that samples; empty when nobody asked."""
-    sampled = [s for s, is_sampled in zip(scheduled.sequences, scheduled.samples, strict=True) if is_sampled]
-    counts = [sequence.request.sampling.logprobs for sequence in sampled]
-    wanted = [place for place, count in enumerate(counts) if count is not None]
-    if not wanted:
-        return ()
-    index = torch.tensor(wanted, device=logits.device)
-    entries = logprobs_of(
-        _sampled_logits(logits, scheduled)[index], ids[index], [counts[place] or 0 for place in wanted]
-    )
-    result: list[TokenLogprob | None] = [None] * len(sampled)
-    for place, entry in zip(wanted, entries, strict=True):
-        result[place] = entry
-    return tuple(result)
+    return logits[on_device(last_rows, torch.int64, logits.device)]
 
 
 def _scores_prompt(sequence: EngineSequence) -> bool:
     return sequence.request.sampling.prompt_logprobs is not None and sequence.wants_prompt_rows
 
 
-def _prompt_logprobs(logits: torch.Tensor, scheduled: Scheduled) -> tuple[tuple[TokenLogprob, ...], ...]:
-    """For each sequence, entries of the prompt tokens that follow its logit rows; empty when nobody wants any."""
+def _prompt_scores(logits: torch.Tensor, scheduled: Scheduled) -> tuple[TokenScores | None, ...]:
+    """For each sequence, scores of the prompt tokens that follow its logit rows; empty when nobody wants any."""
     if not any(_scores_prompt(sequence) for sequence in scheduled.sequences):
         return ()
-    result: list[tuple[TokenLogprob, ...]] = []
+    result: list[TokenScores | None] = []
     first = 0
     for sequence, rows in zip(scheduled.sequences, scheduled.work.sequences, strict=True):
-        entries: list[TokenLogprob] = []
         start = rows.end - rows.num_logit_rows
         following = sequence.request.prompt_ids[start + 1 : rows.end + 1]
         if following and _scores_prompt(sequence):
-            ids = torch.tensor(following, device=logits.device)
+            ids = on_device(following, torch.int64, logits.device)
             count = sequence.request.sampling.prompt_logprobs or 0
-            entries = logprobs_of(logits[first : first + len(following)], ids, [count] * len(following))
-        result.append(tuple(entries))
+            result.append(TokenScores(logits[first : first + len(following)], ids, [count] * len(following)))
+        else:
+            result.append(None)
         first += rows.num_logit_rows
     return tuple(result)

@@ -96,6 +96,10 @@ class SchedulerConfig:
     )
     max_queued_requests: int = option("waiting requests before 429", default=1024, validator=at_least(1))
     prefix_cache: bool = option("reuse KV pages of equal prefixes", default=True)
+    depth: Literal["auto", "0", "1"] = option(
+        "1: a step is launched before the tokens of the one before it are on the host; auto: 1 on a GPU, 0 on a CPU",
+        default="auto",
+    )
     graphs: Literal["auto", "off"] = option(
         "auto: decode steps are captured in device graphs where every plugin can be", default="auto"
     )

@@ -1,12 +1,14 @@
 """The step loop of one rank: every rank, every collective, every step (DESIGN section 5).
 
-A leader schedules its replica, its attention-TP peers follow it. A replica without work still runs the step, with zero sequences. When
-nobody has work all ranks park on their links, using no CPU, until the frontend wakes all of them; step numbers go on.
+A leader schedules its replica, its attention-TP peers follow it. A replica without work still runs the step, with zero sequences. With
+depth 1 the tokens of a step are taken after the next one was launched, so that the host works while the device does. When nobody has
+work all ranks park on their links, using no CPU, until the frontend wakes all of them; step numbers go on.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import MutableMapping, Sequence
 
 import attrs
@@ -15,7 +17,6 @@ from crossdock.control_verbs import ControlVerbs
 from crossdock.engine_seams import (
     AgreedStep,
     BetweenSteps,
-    InFlight,
     LogitSink,
     PeerMessage,
     StepRunner,
@@ -27,6 +28,7 @@ from crossdock.overlap_gate import OverlapGate
 from crossdock.receipt import ReceiptCounters
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.scheduler import Scheduler
+from crossdock.step_reports import OpenStep, hand_over_prompt_logits, step_event
 from crossdock.step_totals import StepTotalsCounter
 from crossdock.step_work import StepWork
 from crossdock.types.link import (
@@ -40,7 +42,7 @@ from crossdock.types.link import (
     Stop,
     Wake,
 )
-from crossdock.types.observer import Observer, StepEvent
+from crossdock.types.observer import Observer
 from crossdock.types.parallel import RankPlace
 from crossdock.types.request import EngineOutput, EngineRequest
 from crossdock.types.step import StepRecord
@@ -58,6 +60,8 @@ class RankEngine:
     sync: StepSync
     runner: StepRunner
     scheduler: Scheduler | None
+    depth: int = 0
+    """Steps, 0 or 1, whose tokens are not taken when the next one is launched; equal to the scheduler's."""
     verbs: ControlVerbs
     counters: ReceiptCounters
     observers: Sequence[Observer] = ()
@@ -73,6 +77,7 @@ class RankEngine:
     """When given, requests that generate nothing and ask for no log-probabilities get the logits of all their rows."""
     eplb_pass: int = attrs.field(default=0, init=False)
     """Forward passes so far; equal on all ranks, because none can skip one."""
+    _open: deque[OpenStep] = attrs.field(factory=deque[OpenStep], init=False)
     _stops: bool = attrs.field(default=False, init=False)
     _woken_step: int = attrs.field(default=-1, init=False)
     _controls: list[Control] = attrs.field(factory=list[Control], init=False)
@@ -92,24 +97,48 @@ class RankEngine:
         started_s = time.perf_counter()
         agreed, scheduled, work, controls = self._lead(step) if self.scheduler else self._follow(step)
         if agreed.everybody_stops:
+            self._finish(kept=0)
             return False
-        tokens = self._forward(agreed, scheduled, work) if agreed.has_rows else StepTokens(token_ids=())
+        in_flight = None
+        if agreed.has_rows:
+            batch = self.runner.build(work, agreed.plan)
+            in_flight = self.runner.launch(agreed.plan, batch, scheduled, is_counted=agreed.is_counted)
+            self.eplb_pass += 1
         if agreed.has_rows or agreed.plan.park:
             self.counters.count_step(agreed.plan)
-        if self.scheduler is not None:
-            outputs = [] if scheduled is None else self.scheduler.complete(scheduled, tokens)
-            self._send(self.scheduler, outputs, agreed)
+        self._open.append(OpenStep(agreed=agreed, scheduled=scheduled, in_flight=in_flight, started_s=started_s))
+        self._finish(kept=self.depth if agreed.has_rows else 0)
         self._run_controls(controls)
         for actor in self.between_steps:
             actor.after_step(agreed)
-        self._observe(agreed, started_s)
         if agreed.plan.park:
             self._park(step)
         return True
 
+    def _finish(self, *, kept: int) -> None:
+        """Takes the tokens of all open steps but the last ``kept``."""
+        while len(self._open) > kept:
+            step = self._open.popleft()
+            tokens = StepTokens(token_ids=())
+            if step.in_flight is not None:
+                tokens = self.runner.collect(step.in_flight)
+                if self.on_prompt_logits is not None:
+                    hand_over_prompt_logits(step.in_flight, self.on_prompt_logits)
+            if self.scheduler is not None:
+                outputs = [] if step.scheduled is None else self.scheduler.complete(step.scheduled, tokens)
+                self._send(self.scheduler, outputs, step.agreed)
+            if self.overlap is not None:
+                self.overlap.after_step(step.agreed)
+            if self.observers and step.in_flight is not None:
+                event = step_event(step, self.place, self.timeline)
+                for observer in self.observers:
+                    observer.on_step(event)
+
     def _lead(self, step: int) -> tuple[AgreedStep, Scheduled | None, StepWork, tuple[Control, ...]]:
         assert self.scheduler is not None
         self._take(self.link.poll(0))
+        if self.scheduler.needs_tokens:
+            self._finish(kept=0)
         scheduled = None if self._stops else self.scheduler.schedule()
         work = StepWork() if scheduled is None else scheduled.work
         agreed = self.sync.agree(self._record(step, scheduled, work))
@@ -137,14 +166,6 @@ class RankEngine:
         if self.overlap is not None:
             record = self.overlap.vote(record, [len(rows.tokens) for rows in work.sequences])
         return attrs.evolve(record, stop=int(self._stops), controls=num_controls)
-
-    def _forward(self, agreed: AgreedStep, scheduled: Scheduled | None, work: StepWork) -> StepTokens:
-        batch = self.runner.build(work, agreed.plan)
-        in_flight = self.runner.launch(agreed.plan, batch, scheduled, is_counted=agreed.is_counted)
-        self.eplb_pass += 1
-        tokens = self.runner.collect(in_flight)
-        self._hand_over_prompt_logits(in_flight)
-        return tokens
 
     # -- messages
 
@@ -204,42 +225,6 @@ class RankEngine:
             load = scheduler.load(self.place.attn_dp_rank, agreed.plan.step)
             load = self.totals.added_to(load, preemptions=scheduler.num_preemptions, gauges=self.gauges)
             self.link.send(Outputs(outputs=tuple(outputs), load=load))
-
-    def _hand_over_prompt_logits(self, in_flight: InFlight) -> None:
-        if self.on_prompt_logits is None or in_flight.scheduled is None:
-            return
-        first, scheduled = 0, in_flight.scheduled
-        for sequence, rows in zip(scheduled.sequences, scheduled.work.sequences, strict=True):
-            if sequence.keeps_prompt_logits and rows.num_logit_rows:
-                logits = in_flight.logits[first : first + rows.num_logit_rows]
-                self.on_prompt_logits(sequence.rid, rows.end - rows.num_logit_rows, logits)
-            first += rows.num_logit_rows
-
-    # -- around a step
-
-    def _observe(self, agreed: AgreedStep, started_s: float) -> None:
-        if not self.observers or not agreed.has_rows:
-            return
-        plan, replica = agreed.plan, self.place.attn_dp_rank
-        event = StepEvent(
-            rank=self.place.rank,
-            attn_dp_rank=replica,
-            step=plan.step,
-            forward_mode=plan.forward_mode.name.lower(),
-            padding_mode=plan.padding_mode.value,
-            dispatch_mode=plan.dispatch_mode.value,
-            graph=plan.bucket is not None,
-            overlap=plan.overlap,
-            local_tokens=plan.live_tokens[replica],
-            all_tokens=plan.live_tokens,
-            attention_pairs=tuple(record.attention_pairs for record in agreed.records),
-            sync_wait_s=agreed.wait_s,
-            duration_s=time.perf_counter() - started_s,
-            is_health_check=not agreed.is_counted,
-            spans=() if self.timeline is None else self.timeline.last_spans,
-        )
-        for observer in self.observers:
-            observer.on_step(event)
 
     def _park(self, step: int) -> None:
         """Waits for the wake that ends this park. Work alone does not: one rank would step without the others."""

@@ -25,7 +25,7 @@ from crossdock.observe.observers import make_observers
 from crossdock.observe.timeline import Timeline, clock_of
 from crossdock.overlap_gate import OverlapGate
 from crossdock.profile_verbs import ProfileVerbs
-from crossdock.rank_plan import RankPlan
+from crossdock.rank_plan import RankPlan, step_depth
 from crossdock.receipt import ReceiptCounters, make_receipt
 from crossdock.recorder import RecorderMode
 from crossdock.recorder_verbs import RecorderVerbs
@@ -107,10 +107,11 @@ def build_engine(
                 sync=sync,
                 runner=built.runner,
                 scheduler=scheduler,
+                depth=step_depth(plan),
                 verbs=_verbs(plan, built, comms, scheduler, counters, balancing),
                 counters=counters,
                 observers=observers,
-                between_steps=actors if overlap is None else (*actors, overlap),
+                between_steps=actors,
                 gauges=gauges,
                 totals=totals,
                 overlap=overlap,
@@ -166,6 +167,7 @@ def make_scheduler(plan: RankPlan, num_pages: int) -> Scheduler:
         ),
         BlockPool(num_pages, limits.page_tokens, keep_prefixes=limits.prefix_cache),
         plan.info.eos_token_ids,
+        depth=step_depth(plan),
     )
 
 

@@ -9,12 +9,14 @@ import msgspec
 
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.step_work import StepWork
-from crossdock.types.batch import ForwardBatch
 from crossdock.types.link import Control
 from crossdock.types.step import StepPlan, StepRecord
 
 if TYPE_CHECKING:
     import torch
+
+    from crossdock.batch_build import HostBatch
+    from crossdock.choose_tokens import StepChoice
 
 
 @attrs.frozen(kw_only=True)
@@ -85,24 +87,24 @@ class InFlight:
     scheduled: Scheduled | None
     """The leader's rows; None on a peer, which does not sample."""
     logits: torch.Tensor
-    """[R, V] float32."""
-    ids: torch.Tensor | None
-    """[S] int64 sampled ids on the device: input of the next step, before the host has seen them. None on a peer."""
+    """[R, V] float32; those of a captured step are overwritten by the next one."""
+    choice: StepChoice | None
+    """The sampled ids, on the device and on their way to the host. None on a peer."""
 
 
 class StepRunner(Protocol):
     """Computes batches on this rank."""
 
-    def build(self, work: StepWork, plan: StepPlan) -> ForwardBatch:
+    def build(self, work: StepWork, plan: StepPlan) -> HostBatch:
         """This replica's batch, an idle one for no work."""
         ...
 
-    def launch(self, plan: StepPlan, batch: ForwardBatch, scheduled: Scheduled | None, *, is_counted: bool) -> InFlight:
-        """Starts the forward pass and, on the leader, the sampling."""
+    def launch(self, plan: StepPlan, batch: HostBatch, scheduled: Scheduled | None, *, is_counted: bool) -> InFlight:
+        """Starts the forward pass and, on the leader, the sampling. Tokens that are pending in ``batch`` are those of the launch before."""
         ...
 
     def collect(self, in_flight: InFlight) -> StepTokens:
-        """Waits for the ids; no tokens on a peer."""
+        """Waits for the ids of the oldest launch that was not collected; no tokens on a peer."""
         ...
 
 

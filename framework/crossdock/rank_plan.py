@@ -102,3 +102,14 @@ def plan_rank(config: Config, rank: int) -> RankPlan:
         selection=selection,
         num_physical_experts=experts,
     )
+
+
+def step_depth(plan: RankPlan) -> int:
+    """Steps whose tokens are not on the host yet when the next one is launched: ``scheduler.depth``, by default 1 on a GPU and 0 on a CPU.
+
+    On a CPU host and device are the same cores, and nothing is gained.
+    """
+    depth = plan.config.scheduler.depth
+    if depth == AUTO:
+        return int(plan.selection.device == "cuda")
+    return int(depth)

@@ -110,6 +110,7 @@ class ExpertLoadRecorder:
         self._started = False
         self._sinks: list[CountSink] = []
         self._in_pass: int | None = None
+        self._is_captured = False
         self._batch: ForwardBatch | None = None
 
     @property
@@ -152,6 +153,15 @@ class ExpertLoadRecorder:
         self._in_pass = pass_id if record and is_wanted else None
         self._batch = batch
 
+    def begin_capture(self) -> None:
+        """Before a pass that is captured to be repeated: it counts in every repetition, whether that is recorded or not."""
+        self._in_pass, self._is_captured = -1, True
+
+    def end_capture(self) -> None:
+        """After it. What capturing itself counted is forgotten."""
+        self._in_pass = None
+        self._counts.zero_()
+
     def record(self, layer: int, physical_ids: torch.Tensor) -> None:
         if self._in_pass is None or self._spec.mode is RecorderMode.STAT_APPROX:
             return
@@ -175,6 +185,8 @@ class ExpertLoadRecorder:
     def end_pass(self) -> None:
         """After a forward pass: the pass becomes a row of the ring."""
         if self._in_pass is None:
+            if self._is_captured:
+                self._counts.zero_()
             return
         counts = self._counts[:, 1:]
         if self._started:
@@ -186,8 +198,7 @@ class ExpertLoadRecorder:
             sink.push(counts)
         self._counts.zero_()
         self._topk.clear()
-        self._in_pass = None
-        self._batch = None
+        self._in_pass = self._batch = None
 
     def flush_layer(self, layer: int) -> None:
         """Turns a layer's counts into logical ones by the map in force, which is about to be overwritten. Between two passes."""

@@ -15,10 +15,11 @@ from crossdock.decode_graphs_build import make_decode_graphs
 from crossdock.eplb.build import make_spare_slots
 from crossdock.eplb.spare_slots import SpareSlots
 from crossdock.executor import Executor
+from crossdock.groups import align_rows
 from crossdock.kv_storage import KvPlan, KvStorage, elements_per_token, plan_kv_cache
 from crossdock.model import make_model
 from crossdock.moe_build import make_moe_parts
-from crossdock.rank_plan import RankPlan
+from crossdock.rank_plan import RankPlan, step_depth
 from crossdock.recorder import ExpertLoadRecorder
 from crossdock.runner import ModelRunner
 from crossdock.strategy import make_strategy
@@ -73,6 +74,8 @@ def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> Buil
         sizes=plan.sizes,
         place=plan.place,
         device=device,
+        sampled=torch.zeros(_most_ids(plan), dtype=torch.int64, device=device),
+        peers=comms.attn_tp if plan.sizes.attn_tp_size > 1 and step_depth(plan) else None,
         page_tokens=plan.config.scheduler.page_tokens,
         executor=Executor(model, strategy),
         attention=attention,
@@ -84,6 +87,11 @@ def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> Buil
     )
     runner.graphs = make_decode_graphs(plan, runner)
     return BuiltRunner(runner=runner, model=model, kv=kv, moe=moe, recorder=recorder, spare=spare)
+
+
+def _most_ids(plan: RankPlan) -> int:
+    """Ids that a step can sample, filled up to the largest captured size."""
+    return align_rows(plan.config.scheduler.max_running_requests, plan.sizes.attn_tp_size)
 
 
 def _make_attention(plan: RankPlan, dtype: torch.dtype, device: torch.device) -> Attention:

@@ -54,8 +54,7 @@ class Scheduled:
     @property
     def samples(self) -> tuple[bool, ...]:
         """Which sequences get a new token."""
-        pairs = zip(self.sequences, self.work.sequences, strict=True)
-        return tuple(sequence.samples_at(rows.end) for sequence, rows in pairs)
+        return tuple(rows.samples for rows in self.work.sequences)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,38 +1,49 @@
 """The scheduler of one replica: which rows each step computes, who holds pages, when a sequence ends.
 
-One step at a time: ``schedule`` picks rows, the engine computes them, ``complete`` takes the sampled tokens. Order everywhere is
-(priority, arrival). Running sequences that generate get their row first, so a long prompt never starves them; the rest of the step's
-rows goes to prompts in chunks. A prompt is admitted when all its pages fit; when a generating sequence finds no page, the sequence that
-comes last gives up its pages and is computed again later (often from the prefix cache). The first in order is never preempted, so
-somebody always gets on.
+``schedule`` picks rows, the engine computes them, ``complete`` takes the sampled tokens. A step may be scheduled while the one before it is
+in flight: its generating sequences continue with a token that only the device knows yet, and one that turns out to have ended has its
+extra row dropped. Order everywhere is (priority, arrival). Running sequences that generate get their row first, so a long prompt never
+starves them; the rest of the step's rows goes to prompts in chunks. A prompt is admitted when all its pages fit; when a generating
+sequence finds no page, the sequence that comes last gives up its pages and is computed again later (often from the prefix cache). The
+first in order is never preempted, so somebody always gets on.
 """
 
 from __future__ import annotations
 
 import bisect
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from crossdock.errors import MisuseError, OverloadedError, RequestError
 from crossdock.kv_cache import BlockPool
 from crossdock.scheduled import Scheduled, SchedulerLimits, StepTokens, check_request, replica_load
 from crossdock.sequence import EngineSequence, SequenceState
-from crossdock.step_work import SequenceRows, StepWork
+from crossdock.sequence_pages import publish_full_pages, release_pages, take_pages
+from crossdock.step_work import PENDING, SequenceRows, StepWork
 from crossdock.types.request import EngineOutput, EngineRequest, ReplicaLoad, TokenLogprob
 
 
 class Scheduler:
-    """Not thread-safe: everything happens between two steps, on the leader."""
+    """Not thread-safe: everything happens between two steps, on the leader.
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool, eos_token_ids: Iterable[int] = ()) -> None:
+    ``depth``: so many steps, 0 or 1, may be in flight when another one is scheduled.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, pool: BlockPool, eos_token_ids: Iterable[int] = (), *, depth: int = 0
+    ) -> None:
         self.limits = limits
+        self.depth = depth
         self.pool = pool
         self.eos_token_ids = frozenset(eos_token_ids)
         self._waiting: list[EngineSequence] = []
         self._running: list[EngineSequence] = []
         self._by_rid: dict[str, EngineSequence] = {}
-        self._in_flight: Scheduled | None = None
+        self._in_flight: deque[Scheduled] = deque()
+        self._most_tokens = min(limits.max_sequence_tokens, pool.usable_pages * pool.page_tokens + 1)
         self._arrivals = 0
+        self._histories = 0
         self.num_preemptions = 0
 
     @property
@@ -41,14 +52,17 @@ class Scheduler:
         return bool(self._by_rid)
 
     @property
+    def needs_tokens(self) -> bool:
+        """The step in flight must be complete before the next is scheduled: a choice depends on the tokens before it."""
+        return self._histories > 0
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    # -- requests in and out
 
     def add(self, request: EngineRequest, *, keeps_prompt_logits: bool = False) -> None:
         """Queues a request; raises ``RequestError`` or ``OverloadedError`` when it can never run or the queue is full."""
@@ -61,6 +75,7 @@ class Scheduler:
             )
         sequence = EngineSequence(request=request, arrival=self._arrivals, keeps_prompt_logits=keeps_prompt_logits)
         self._arrivals += 1
+        self._histories += request.sampling.is_penalised
         self._by_rid[request.rid] = sequence
         bisect.insort(self._waiting, sequence, key=lambda waiting: waiting.order)
 
@@ -76,14 +91,14 @@ class Scheduler:
 
     def schedule(self) -> Scheduled:
         """The rows of the next step; empty when there is nothing to compute."""
-        if self._in_flight is not None:
+        if len(self._in_flight) > self.depth:
             raise MisuseError("a step was scheduled while the one before is not complete")
         picked: list[tuple[EngineSequence, SequenceRows]] = []
-        decodes = sum(sequence.is_decoding for sequence in self._running)
+        decodes = sum(sequence.is_decoding and not sequence.ends_soon for sequence in self._running)
         budget = self.limits.max_step_tokens - decodes
         preemptions = self.num_preemptions
         for sequence in tuple(self._running):
-            if sequence.state is not SequenceState.RUNNING:
+            if sequence.state is not SequenceState.RUNNING or sequence.is_complete:
                 continue
             if sequence.is_decoding:
                 if self._has_page_for_next(sequence):
@@ -92,33 +107,33 @@ class Scheduler:
                 budget -= self._pick_chunk(sequence, budget, picked)
         if preemptions == self.num_preemptions:
             self._admit(budget, picked)
-        for sequence, rows in picked:
-            sequence.rows_in_flight = len(rows.tokens)
+        self._launch(picked)
         work = StepWork(sequences=tuple(rows for _, rows in picked))
-        self._in_flight = Scheduled(work=work, sequences=tuple(sequence for sequence, _ in picked))
-        return self._in_flight
+        scheduled = Scheduled(work=work, sequences=tuple(sequence for sequence, _ in picked))
+        self._in_flight.append(scheduled)
+        return scheduled
 
     def complete(self, scheduled: Scheduled, chosen: StepTokens) -> list[EngineOutput]:
         """The step ran: its rows are in the cache and ``chosen`` are the new tokens. Returns what is to be sent."""
-        if scheduled is not self._in_flight:
+        if not self._in_flight or scheduled is not self._in_flight[0]:
             raise MisuseError("a step was completed that is not the one in flight")
-        self._in_flight = None
+        self._in_flight.popleft()
         outputs: list[EngineOutput] = []
         taken = 0
         parts = zip(scheduled.sequences, scheduled.work.sequences, strict=True)
         for index, (sequence, rows) in enumerate(parts):
-            sequence.rows_in_flight = 0
-            samples = sequence.samples_at(rows.end)
+            sequence.steps_in_flight -= 1
             if sequence.state is SequenceState.FINISHED:
-                self.pool.release(sequence.pages)
-                sequence.pages = []
-            else:
+                if sequence.steps_in_flight == 0:
+                    release_pages(self.pool, sequence)
+            elif sequence.state is SequenceState.RUNNING:
                 prompt = chosen.prompt_logprobs[index] if chosen.prompt_logprobs else ()
                 self._rows_done(sequence, rows, prompt)
-                output = self._advance(sequence, rows, chosen, taken if samples else None)
+                output = self._advance(sequence, rows, chosen, taken if rows.samples else None)
                 if output is not None:
                     outputs.append(output)
-            taken += samples
+            # A waiting one was preempted after the step was scheduled, and computes these rows again.
+            taken += rows.samples
         return outputs
 
     def load(self, attn_dp_rank: int, step: int) -> ReplicaLoad:
@@ -150,19 +165,34 @@ class Scheduler:
 
     def _rows(self, sequence: EngineSequence, count: int) -> SequenceRows:
         start = sequence.computed
+        end = start + count
+        tokens = tuple(sequence.tokens[start:end])
         return SequenceRows(
-            tokens=tuple(sequence.tokens[start : start + count]),
+            tokens=tokens,
             start=start,
             pages=tuple(sequence.pages),
-            num_logit_rows=sequence.logit_rows(start, start + count),
+            num_logit_rows=sequence.logit_rows(start, end),
             is_decode=sequence.is_decoding,
+            samples=sequence.samples_at(end),
+            source=sequence.sampled_at if tokens[-1] == PENDING else -1,
         )
+
+    def _launch(self, picked: list[tuple[EngineSequence, SequenceRows]]) -> None:
+        """From here on the rows count as computed, and the tokens that they choose as there."""
+        place = 0
+        for sequence, rows in picked:
+            sequence.steps_in_flight += 1
+            sequence.computed = rows.end
+            if rows.samples:
+                sequence.expect_token(place, self._most_tokens)
+                place += 1
 
     def _admit(self, budget: int, picked: list[tuple[EngineSequence, SequenceRows]]) -> None:
         """Starts waiting sequences in order while rows, places and pages last; nobody overtakes."""
         while self._waiting and budget > 0 and len(self._running) < self.limits.max_running_requests:
             sequence = self._waiting[0]
-            if not self._take_pages(sequence):
+            # One page for each running sequence stays free, or the newcomer would soon be preempted.
+            if not take_pages(self.pool, sequence, reserve=len(self._running)):
                 return
             del self._waiting[0]
             sequence.state = SequenceState.RUNNING
@@ -171,31 +201,11 @@ class Scheduler:
             bisect.insort(self._running, sequence, key=lambda running: running.order)
             budget -= self._pick_chunk(sequence, budget, picked)
 
-    def _take_pages(self, sequence: EngineSequence) -> bool:
-        """Pages for all tokens of ``sequence``, the known prefix from the cache; leaves one page for each running sequence."""
-        found: list[int] = []
-        if not sequence.wants_prompt_rows:
-            sequence.chain = self.pool.hash_chain(sequence.tokens, sequence.chain)
-            usable = (len(sequence.tokens) - 1) // self.pool.page_tokens
-            found = self.pool.match(sequence.chain[:usable])
-        self.pool.hold(found)
-        new = self.pool.pages_for(len(sequence.tokens)) - len(found)
-        reserve = len(self._running)
-        pages = self.pool.allocate(new) if new + reserve <= self.pool.available_pages else None
-        if pages is None:
-            self.pool.release(found)
-            return False
-        sequence.pages = found + pages
-        sequence.published = len(found)
-        sequence.computed = len(found) * self.pool.page_tokens
-        if sequence.started_s is None:
-            sequence.cached_tokens = sequence.computed
-        return True
-
     def _preempt(self, sequence: EngineSequence) -> None:
+        # Rows in flight may still write to these pages: they do so before any later step, and never to a published page.
         self._running.remove(sequence)
-        self.pool.release(sequence.pages)
-        sequence.pages, sequence.published, sequence.computed = [], 0, 0
+        release_pages(self.pool, sequence)
+        sequence.take_back()
         sequence.state = SequenceState.WAITING
         sequence.preemptions += 1
         self.num_preemptions += 1
@@ -208,13 +218,7 @@ class Scheduler:
                 sequence.prompt_logprobs.append(None)
             sequence.prompt_logprobs.extend(prompt)
             sequence.prompt_rows_done = max(sequence.prompt_rows_done, min(rows.end, sequence.num_prompt))
-        sequence.computed = rows.end
-        full = rows.end // self.pool.page_tokens
-        if full > sequence.published:
-            sequence.chain = self.pool.hash_chain(sequence.tokens[: full * self.pool.page_tokens], sequence.chain)
-            for index in range(sequence.published, full):
-                self.pool.publish(sequence.pages[index], sequence.chain[index])
-            sequence.published = full
+        publish_full_pages(self.pool, sequence, rows.end)
 
     def _advance(
         self, sequence: EngineSequence, rows: SequenceRows, chosen: StepTokens, place: int | None
@@ -225,12 +229,9 @@ class Scheduler:
                 return None
             self._end(sequence)
             return sequence.output(token_ids=(), finish_reason="length")
-        token = chosen.token_ids[place]
-        sequence.tokens.append(token)
+        token = sequence.tokens[rows.end] = chosen.token_ids[place]
         logprob = chosen.logprobs[place] if chosen.logprobs else None
-        reason = sequence.finish_reason(self.eos_token_ids, self.limits.max_sequence_tokens)
-        if reason is None and len(sequence.tokens) > self.pool.usable_pages * self.pool.page_tokens:
-            reason = "length"
+        reason = sequence.finish_reason(rows.end + 1, self.eos_token_ids, self._most_tokens)
         if reason is not None:
             self._end(sequence)
         return sequence.output(token_ids=(token,), finish_reason=reason, logprobs=() if logprob is None else (logprob,))
@@ -242,7 +243,7 @@ class Scheduler:
         else:
             self._running.remove(sequence)
         sequence.state = SequenceState.FINISHED
+        self._histories -= sequence.request.sampling.is_penalised
         del self._by_rid[sequence.rid]
-        if sequence.rows_in_flight == 0:
-            self.pool.release(sequence.pages)
-            sequence.pages = []
+        if sequence.steps_in_flight == 0:
+            release_pages(self.pool, sequence)

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from crossdock.kv_cache import PageHash
+from crossdock.step_work import PENDING
 from crossdock.types.request import EngineOutput, EngineRequest, TokenLogprob
 
 
@@ -34,10 +35,10 @@ class EngineSequence:
     keeps_prompt_logits: bool = False
     """The logits of every prompt row are wanted as such (``crossdock logits``), not only their log-probabilities."""
     tokens: list[int] = attrs.field(default=attrs.Factory(_prompt_of, takes_self=True))
-    """Prompt and generated tokens."""
+    """Prompt and generated tokens; ``PENDING`` stands last for one that a step in flight samples."""
     state: SequenceState = SequenceState.WAITING
     computed: int = 0
-    """Tokens whose keys and values are in the cache."""
+    """Tokens whose keys and values are in the cache, or are written by a step in flight."""
     pages: list[int] = attrs.field(factory=list[int])
     chain: list[PageHash] = attrs.field(factory=list[PageHash])
     """Hashes of the first full pages, as far as they were needed."""
@@ -45,7 +46,12 @@ class EngineSequence:
     """Pages of ``pages`` that can be found by hash."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache gave at the first admission."""
-    rows_in_flight: int = 0
+    steps_in_flight: int = 0
+    """Launched steps with rows of this sequence whose tokens the host has not taken yet."""
+    sampled_at: int = -1
+    """Place of the pending token among the ids of the step that samples it."""
+    ends_soon: bool = False
+    """The pending token is the last one, whatever it is: no further row is needed."""
     prompt_rows_done: int = 0
     """Prompt positions whose logits were already used (log-probabilities or ``keeps_prompt_logits``)."""
     prompt_logprobs: list[TokenLogprob | None] = attrs.field(factory=list[TokenLogprob | None])
@@ -78,6 +84,17 @@ class EngineSequence:
         return self.num_generated > 0 and self.computed == len(self.tokens) - 1
 
     @property
+    def is_complete(self) -> bool:
+        """All rows that it will ever need are computed or in flight."""
+        return self.ends_soon or self.computed == len(self.tokens)
+
+    @property
+    def takes_best(self) -> bool:
+        """Its next token is the likeliest one, whatever came before."""
+        p = self.request.sampling
+        return p.is_greedy and p.min_new_tokens == 0 and not p.logit_bias and not p.is_penalised
+
+    @property
     def wants_prompt_rows(self) -> bool:
         """Logits of prompt rows are still to be computed, so a prefix cannot be taken from the cache."""
         wanted = self.keeps_prompt_logits or self.request.sampling.prompt_logprobs is not None
@@ -98,16 +115,29 @@ class EngineSequence:
         """The last row of a chunk up to ``end`` chooses a token."""
         return end == len(self.tokens) and not self.ends_with_prompt
 
-    def finish_reason(self, eos_token_ids: frozenset[int], max_sequence_tokens: int) -> str | None:
-        """Whether the tokens so far end the sequence: ``stop``, ``length`` or None."""
+    def expect_token(self, place: int, most_tokens: int) -> None:
+        """A launched step samples the next token, as number ``place`` of its ids."""
+        self.tokens.append(PENDING)
+        self.sampled_at = place
+        self.ends_soon = self._reaches_limit(len(self.tokens), most_tokens)
+
+    def take_back(self) -> None:
+        """What is in flight is not counted on any more; the sequence is computed again from its known tokens."""
+        if self.tokens[-1] == PENDING:
+            del self.tokens[-1]
+        self.pages, self.published, self.computed, self.ends_soon = [], 0, 0, False
+
+    def finish_reason(self, length: int, eos_token_ids: frozenset[int], most_tokens: int) -> str | None:
+        """Whether its first ``length`` tokens end the sequence: ``stop``, ``length`` or None."""
         sampling = self.request.sampling
-        if self.num_generated > sampling.min_new_tokens:
-            last = self.tokens[-1]
+        if length - self.num_prompt > sampling.min_new_tokens:
+            last = self.tokens[length - 1]
             if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):
                 return "stop"
-        if self.num_generated >= sampling.max_new_tokens or len(self.tokens) >= max_sequence_tokens:
-            return "length"
-        return None
+        return "length" if self._reaches_limit(length, most_tokens) else None
+
+    def _reaches_limit(self, length: int, most_tokens: int) -> bool:
+        return length - self.num_prompt >= self.request.sampling.max_new_tokens or length >= most_tokens
 
     def output(self, **changes: Any) -> EngineOutput:
         """An output of this sequence; the parts that are sent once go with the first one."""

@@ -7,13 +7,16 @@ import msgspec
 
 from crossdock.types.step import ForwardMode, StepRecord
 
+PENDING = -1
+"""In place of a token id that a step in flight samples: the device has it, the host does not yet."""
+
 
 @attrs.frozen(kw_only=True)
 class SequenceRows:
     """The rows of one sequence in one step."""
 
     tokens: tuple[int, ...]
-    """Token ids to compute, in position order."""
+    """Token ids to compute, in position order; a single ``PENDING`` for the id at ``source``."""
     start: int
     """Position of the first of them; so many tokens of the sequence are already in the cache."""
     pages: tuple[int, ...]
@@ -22,6 +25,10 @@ class SequenceRows:
     """The last so many rows need logits."""
     is_decode: bool = False
     """One row whose logits choose the next token of an already generating sequence."""
+    samples: bool = False
+    """The last row chooses a token."""
+    source: int = -1
+    """Place of a ``PENDING`` token among the ids that the replica's step before this one sampled; -1 for known tokens."""
 
     @property
     def end(self) -> int:
@@ -42,6 +49,11 @@ class StepWork:
     @property
     def num_logit_rows(self) -> int:
         return sum(rows.num_logit_rows for rows in self.sequences)
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences that get a new token."""
+        return sum(rows.samples for rows in self.sequences)
 
     @property
     def attention_pairs(self) -> int:

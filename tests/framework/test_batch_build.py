@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from crossdock.batch_build import build_batch
+from crossdock.batch_build import build_batch, upload_batch
 from crossdock.errors import MisuseError
-from crossdock.step_work import SequenceRows, StepWork
+from crossdock.step_work import PENDING, SequenceRows, StepWork
 from crossdock.types.batch import ForwardBatch
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
 
@@ -25,10 +25,10 @@ def plan(live: tuple[int, ...], padded: tuple[int, ...]) -> StepPlan:
     )
 
 
-def batch(work: StepWork, padded: int) -> ForwardBatch:
-    return build_batch(
-        work, plan((work.num_tokens,), (padded,)), attn_dp_rank=0, page_tokens=4, device=torch.device("cpu")
-    )
+def batch(work: StepWork, padded: int, sampled: tuple[int, ...] = ()) -> ForwardBatch:
+    step = plan((work.num_tokens,), (padded,))
+    host = build_batch(work, step, attn_dp_rank=0, page_tokens=4)
+    return upload_batch(host, step, torch.tensor(sampled, dtype=torch.int64))
 
 
 def test_a_mixed_batch_lies_in_order_with_slots_of_its_pages() -> None:
@@ -68,10 +68,23 @@ def test_an_idle_batch_has_no_sequence_and_only_padding(padded: int) -> None:
     assert built.forward_mode is ForwardMode.IDLE
 
 
+def test_pending_tokens_are_taken_from_the_ids_of_the_step_before() -> None:
+    work = StepWork(
+        sequences=(
+            SequenceRows(tokens=(PENDING,), start=5, pages=(3, 9), source=2, samples=True),
+            SequenceRows(tokens=(4, 5), start=0, pages=(8,)),
+            SequenceRows(tokens=(PENDING,), start=1, pages=(7,), source=0, samples=True),
+        )
+    )
+    built = batch(work, 5, sampled=(70, 71, 72))
+    assert built.input_ids.tolist() == [72, 4, 5, 70, 0]
+    assert work.num_samples == 2
+
+
 def test_a_plan_for_other_rows_is_misuse() -> None:
     work = StepWork(sequences=(SequenceRows(tokens=(1,), start=0, pages=(1,)),))
     with pytest.raises(MisuseError, match="has 1 rows, but the plan was made for 2"):
-        build_batch(work, plan((2,), (2,)), attn_dp_rank=0, page_tokens=4, device=torch.device("cpu"))
+        build_batch(work, plan((2,), (2,)), attn_dp_rank=0, page_tokens=4)
 
 
 def test_a_sequence_longer_than_its_pages_is_misuse() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from crossdock.choose_tokens import read_tokens, sample_step, sampling_row
+from crossdock.choose_tokens import choose, sampling_row
 from crossdock.kv_cache import BlockPool
-from crossdock.scheduled import Scheduled, SchedulerLimits
+from crossdock.sampler import SamplingRow
+from crossdock.scheduled import Scheduled, SchedulerLimits, StepTokens
 from crossdock.scheduler import Scheduler
 from crossdock.testing.paper_engine import request
 
@@ -16,6 +17,11 @@ EOS = frozenset({3})
 def scheduler(chunk: int = 100) -> Scheduler:
     limits = SchedulerLimits(max_running_requests=8, max_step_tokens=64, chunk_tokens=chunk, max_sequence_tokens=100)
     return Scheduler(limits, BlockPool(50, 4, seed=1), EOS)
+
+
+def sampling_rows(scheduled: Scheduled) -> list[SamplingRow]:
+    pairs = zip(scheduled.sequences, scheduled.work.sequences, strict=True)
+    return [sampling_row(sequence, rows, EOS) for sequence, rows in pairs]
 
 
 def logits_for(scheduled: Scheduled) -> torch.Tensor:
@@ -30,8 +36,7 @@ def test_each_sequence_samples_from_its_last_row() -> None:
     scheduled = running.schedule()
     logits = logits_for(scheduled)
     assert logits.shape[0] == 1 + 4 + 2
-    ids = sample_step(logits, scheduled, EOS)
-    tokens = read_tokens(logits, ids, scheduled)
+    tokens = choose(logits, scheduled, EOS).read()
     assert tokens.token_ids == (int(logits[0].argmax()), int(logits[4].argmax()))
     assert tokens.logprobs == ()
     scores = torch.log_softmax(logits, dim=-1)
@@ -50,9 +55,9 @@ def test_a_middle_chunk_scores_the_token_after_it_and_samples_nothing() -> None:
     running.add(request("scored", [4, 5, 6, 7], 4, prompt_logprobs=0))
     scheduled = running.schedule()
     logits = logits_for(scheduled)
-    ids = sample_step(logits, scheduled, EOS)
-    tokens = read_tokens(logits, ids, scheduled)
-    assert ids.shape == (0,)
+    choice = choose(logits, scheduled, EOS)
+    tokens = choice.read()
+    assert choice.ids.shape == (0,)
     assert tokens.token_ids == ()
     assert [entry.token_id for entry in tokens.prompt_logprobs[0]] == [5, 6]
 
@@ -63,7 +68,7 @@ def test_logprobs_come_only_for_sequences_that_asked() -> None:
     running.add(request("with", [2], 4, logprobs=1))
     scheduled = running.schedule()
     logits = logits_for(scheduled)
-    tokens = read_tokens(logits, sample_step(logits, scheduled, EOS), scheduled)
+    tokens = choose(logits, scheduled, EOS).read()
     first, second = tokens.logprobs
     assert first is None
     assert second is not None
@@ -74,19 +79,39 @@ def test_ends_are_forbidden_until_the_minimum_is_generated() -> None:
     running = scheduler()
     running.add(request("a", [1, 2], 9, min_new_tokens=2, stop_token_ids=(7,)))
     running.add(request("b", [1, 2], 9, min_new_tokens=2, ignore_eos=True))
-    first, second = running.schedule().sequences
-    assert set(sampling_row(first, EOS).forbidden) == {7, 3}
-    assert sampling_row(second, EOS).forbidden == ()
-    first.tokens += [5, 5]
-    assert sampling_row(first, EOS).forbidden == ()
-    assert sampling_row(first, EOS).position == 4
+    first, second = sampling_rows(running.schedule())
+    assert set(first.forbidden) == {7, 3}
+    assert second.forbidden == ()
+
+
+def test_ends_are_allowed_again_after_the_minimum_and_the_position_is_that_of_the_new_token() -> None:
+    running = scheduler()
+    running.add(request("a", [1, 2], 9, min_new_tokens=2, stop_token_ids=(7,)))
+    for forbidden, position in (({7, 3}, 2), ({7, 3}, 3), (set[int](), 4)):
+        scheduled = running.schedule()
+        (row,) = sampling_rows(scheduled)
+        assert (set(row.forbidden), row.position) == (forbidden, position)
+        running.complete(scheduled, StepTokens(token_ids=(5,)))
 
 
 def test_history_goes_to_the_sampler_only_for_penalties() -> None:
     running = scheduler()
     running.add(request("a", [1, 2], 9, repetition_penalty=1.2))
     running.add(request("b", [1, 2], 9))
-    first, second = running.schedule().sequences
-    first.tokens.append(5)
-    assert (sampling_row(first, EOS).prompt, sampling_row(first, EOS).generated) == ((1, 2), (5,))
-    assert (sampling_row(second, EOS).prompt, sampling_row(second, EOS).generated) == ((), ())
+    running.complete(running.schedule(), StepTokens(token_ids=(5, 6)))
+    first, second = sampling_rows(running.schedule())
+    assert (first.prompt, first.generated) == ((1, 2), (5,))
+    assert (second.prompt, second.generated) == ((), ())
+
+
+def test_what_was_asked_for_is_read_after_the_logits_were_overwritten() -> None:
+    running = scheduler()
+    running.add(request("best", [1], 4, logprobs=2))
+    running.add(request("scored", [2, 3], 4, prompt_logprobs=0))
+    running.add(request("drawn", [4], 4, temperature=0.7, seed=5))
+    scheduled = running.schedule()
+    logits = logits_for(scheduled)
+    want = choose(logits.clone(), scheduled, EOS).read()
+    choice = choose(logits, scheduled, EOS)
+    logits.zero_()
+    assert choice.read() == want

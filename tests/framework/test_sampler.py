@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from crossdock.sampler import SamplingRow, logprobs_of, sample
+from crossdock.sampler import SamplingRow, sample
+from crossdock.token_scores import TokenScores
 from crossdock.types.request import SamplingParams
 
 VOCAB = 40
@@ -153,13 +154,13 @@ def test_logit_bias_and_forbidden_ids_change_the_choice_and_nothing_else() -> No
 @pytest.mark.parametrize("count", [0, 1, 5, VOCAB, VOCAB + 3])
 def test_logprobs_are_the_log_softmax_with_the_alternatives_in_order(count: int) -> None:
     logits = random_logits(2)
-    entries = logprobs_of(logits, torch.tensor([4, 9]), [count, 0])
+    entries = TokenScores(logits, torch.tensor([4, 9]), [count, 0]).entries()
     expected = torch.log_softmax(logits, dim=-1)
     assert abs(entries[0].logprob - float(expected[0, 4])) < 1e-6
     assert [token for token, _ in entries[0].top] == expected[0].argsort(descending=True)[:count].tolist()
     assert entries[0].rank == int((expected[0] > expected[0, 4]).sum())
     assert entries[1].top == ()
-    assert logprobs_of(torch.empty(0, VOCAB), torch.empty(0, dtype=torch.int64), []) == []
+    assert TokenScores(torch.empty(0, VOCAB), torch.empty(0, dtype=torch.int64), []).entries() == []
 
 
 @pytest.mark.parametrize("kind", [{"top_p": 0.3}, {"top_p": 0.999}, {"top_k": 20}, {"top_k": 3000}])

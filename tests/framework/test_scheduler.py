@@ -27,6 +27,7 @@ def engine(
     queue: int = 100,
     keep_prefixes: bool = True,
     eos: tuple[int, ...] = (),
+    depth: int = 0,
 ) -> PaperEngine:
     limits = SchedulerLimits(
         max_running_requests=running,
@@ -36,7 +37,7 @@ def engine(
         max_queued_requests=queue,
     )
     pool = BlockPool(pages, page_tokens, seed=1, keep_prefixes=keep_prefixes)
-    return PaperEngine(Scheduler(limits, pool, eos), VOCAB)
+    return PaperEngine(Scheduler(limits, pool, eos, depth=depth), VOCAB)
 
 
 def expected_tokens(prompt: list[int], count: int) -> list[int]:
@@ -73,6 +74,7 @@ def test_one_request_gets_its_tokens_and_ends_with_length() -> None:
     extra=st.integers(0, 20),
     chunk=st.integers(1, 20),
     keep_prefixes=st.booleans(),
+    depth=st.integers(0, 1),
 )
 def test_tokens_never_depend_on_limits_neighbours_preemption_or_prefix_cache(
     prompts: list[list[int]],
@@ -83,6 +85,7 @@ def test_tokens_never_depend_on_limits_neighbours_preemption_or_prefix_cache(
     extra: int,
     chunk: int,
     keep_prefixes: bool,
+    depth: int,
 ) -> None:
     paper = engine(
         pages=pages * 5 // page_tokens,
@@ -91,6 +94,7 @@ def test_tokens_never_depend_on_limits_neighbours_preemption_or_prefix_cache(
         step_tokens=running + extra,
         chunk=chunk,
         keep_prefixes=keep_prefixes,
+        depth=depth,
     )
     for index, prompt in enumerate(prompts):
         paper.scheduler.add(request(str(index), prompt, counts[index]))

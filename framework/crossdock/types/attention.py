@@ -103,9 +103,27 @@ class Attention(Protocol):
         ...
 
 
+class DecodeTables(Protocol):
+    """What of a decode step changes from one replay to the next; a backend may keep more beside it."""
+
+    @property
+    def page_table(self) -> torch.Tensor:
+        """[bucket, page_columns] int32."""
+        ...
+
+    @property
+    def seq_lens(self) -> torch.Tensor:
+        """[bucket] int32, 0 for a row without a sequence."""
+        ...
+
+
 class CapturableAttention(Attention, Protocol):
     """A backend whose decode can be captured in a device graph (``graph_capture``)."""
 
-    def allocate_buffers(self, bucket: int, page_columns: int) -> Any:
-        """Static storage for ``plan`` of one bucket: one row a sequence, page tables of ``page_columns``. Filled anew by each ``plan``."""
+    def allocate_buffers(self, bucket: int, page_columns: int) -> DecodeTables:
+        """Static storage for ``plan`` of one bucket, one row a sequence.
+
+        ``plan`` is called once, before capture. Every replay fills the two tables first, on the device: whatever else a step needs must
+        be computed from them inside ``forward``.
+        """
         ...

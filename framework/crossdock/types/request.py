@@ -6,6 +6,8 @@ import attrs
 
 from crossdock.types.step_totals import StepTotals
 
+GREEDY_BELOW = 1e-6
+
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
@@ -29,6 +31,16 @@ class SamplingParams:
     """Number of alternatives per generated token; 0 = the chosen token only; None = no logprobs."""
     prompt_logprobs: int | None = None
     """The same for prompt tokens (echo); computed in chunks."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """The likeliest token is taken. Temperatures near 0 are greedy too: dividing by them overflows float32."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def is_penalised(self) -> bool:
+        """The tokens so far matter to the choice."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 @attrs.frozen(kw_only=True)

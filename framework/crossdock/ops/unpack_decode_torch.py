@@ -1,0 +1,25 @@
+"""The readable form of ``unpack_decode``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from crossdock.ops.unpack_decode import DecodeTensors
+
+
+def unpack_decode_torch(packed: torch.Tensor, sampled: torch.Tensor, to: DecodeTensors) -> None:
+    """See ``unpack_decode``."""
+    bucket, dispatch_rows = to.input_ids.shape[0], to.padded_rows.shape[0]
+    width = int(packed[0])
+    ids, sources, positions, slots, lengths = packed[1 : 1 + 5 * bucket].to(torch.int64).view(5, bucket).unbind()
+    to.input_ids.copy_(torch.where(ids < 0, sampled[sources.clamp(min=0)], ids))
+    to.positions.copy_(positions)
+    to.kv_slots.copy_(slots)
+    to.seq_lens.copy_(lengths)
+    mask, pages = packed[1 + 5 * bucket :].tensor_split([dispatch_rows])
+    to.padded_rows.copy_(mask.unsqueeze(1) != 0)
+    live = int((lengths > 0).sum())
+    to.page_table[:live, :width].copy_(pages[: live * width].view(live, width))
