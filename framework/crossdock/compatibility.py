@@ -28,6 +28,7 @@ def make_environment(config: Config, *, dtype: str | None = None, model: ModelIn
         packages=frozenset(module.name for module in pkgutil.iter_modules()),
         num_nodes=config.launch.nnodes,
         max_rows_per_rank=config.scheduler.max_step_tokens,
+        max_decode_rows=config.scheduler.max_running_requests,
         model=model,
     )
 

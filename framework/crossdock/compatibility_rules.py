@@ -156,8 +156,8 @@ def dispatcher_and_experts(candidate: Candidate) -> list[Finding]:
     pair = f"{_name(candidate, 'dispatcher')} and {_name(candidate, 'experts')}"
     reachable = layouts_needed(candidate.experts.layouts)
     left = candidate.dispatcher.layouts - set(reachable)
-    if left == candidate.dispatcher.layouts:
-        handed = _listed(layout.value for layout in candidate.dispatcher.layouts)
+    if left:
+        handed = _listed(layout.value for layout in left)
         taken = _listed(layout.value for layout in reachable)
         sentence = f"{pair}: rows are handed over as {handed} and taken as {taken}"
         found.append(_finding("layout_not_accepted", sentence, "experts", "dispatcher"))

@@ -10,13 +10,13 @@ import attrs
 from crossdock.errors import SelectionRefused, WrongPluginResult
 from crossdock.plugin_call import build
 from crossdock.registry import load_plugin
-from crossdock.types.dispatch import ReceiveLayout
+from crossdock.types.dispatch import ReceiveLayout, WireDtype
 from crossdock.types.experts import Experts
 
 if TYPE_CHECKING:
     import torch
 
-    from crossdock.types.dispatch import Received
+    from crossdock.types.dispatch import DispatcherCapabilities, Received
     from crossdock.types.experts import ExpertsCapabilities, ExpertsSpec, ExpertTensors
 
 _SORTABLE = frozenset({ReceiveLayout.TOKEN_ROWS, ReceiveLayout.REPLICATED})
@@ -38,7 +38,17 @@ def layouts_needed(accepted: Sequence[ReceiveLayout]) -> tuple[ReceiveLayout, ..
     reachable = list(accepted)
     if ReceiveLayout.FLAT in accepted:
         reachable += sorted(_SORTABLE - set(accepted), key=lambda layout: layout.value)
+    if ReceiveLayout.TOKEN_ROWS in accepted and ReceiveLayout.EXPERT_MAJOR not in accepted:
+        reachable.append(ReceiveLayout.EXPERT_MAJOR)
     return tuple(reachable)
+
+
+def agreed_wire(dispatcher: DispatcherCapabilities, experts: ExpertsCapabilities, weight_dtype: str) -> WireDtype:
+    """Form of the rows between ranks: fp8 where both sides take it and the weights are fp8 too, else the model's dtype if both take that."""
+    common = dispatcher.wire_dtypes & experts.wire_dtypes
+    if WireDtype.FP8_BLOCK in common and (weight_dtype == "fp8_block" or WireDtype.NATIVE not in common):
+        return WireDtype.FP8_BLOCK
+    return WireDtype.NATIVE
 
 
 def adapt_experts(experts: Experts, handed_over: frozenset[ReceiveLayout], num_local_experts: int) -> Experts:
@@ -51,7 +61,7 @@ def adapt_experts(experts: Experts, handed_over: frozenset[ReceiveLayout], num_l
     rest = handed_over - set(accepted)
     if not rest:
         return experts
-    if ReceiveLayout.FLAT in accepted and rest <= _SORTABLE:
+    if rest <= set(layouts_needed(accepted)):
         return PermutingExperts(experts, num_local_experts)
     names = ", ".join(sorted(layout.value for layout in rest))
     raise SelectionRefused(
@@ -64,7 +74,11 @@ def adapt_experts(experts: Experts, handed_over: frozenset[ReceiveLayout], num_l
 
 
 class PermutingExperts:
-    """Experts that take ``flat`` only, behind a dispatcher that hands over ``token_rows`` or ``replicated``."""
+    """Experts behind a dispatcher whose layout they do not take.
+
+    ``token_rows`` and ``replicated`` are sorted for experts that take ``flat``; ``expert_major`` becomes one row a place with one choice for
+    experts that take ``token_rows``, without a copy and without waiting for the device.
+    """
 
     def __init__(self, inner: Experts, num_local_experts: int) -> None:
         self._inner = inner
@@ -84,6 +98,11 @@ class PermutingExperts:
     def run(self, layer: int, received: Received, sm_budget: int | None = None) -> torch.Tensor:
         if received.layout in self._inner.capabilities.layouts:
             return self._inner.run(layer, received, sm_budget)
+        if received.layout is ReceiveLayout.EXPERT_MAJOR:
+            from crossdock.ops.permute import rows_of_places
+
+            out = self._inner.run(layer, rows_of_places(received), sm_budget)
+            return out.view(*received.rows.shape[:2], -1)
         from crossdock.ops.permute import sort_by_expert, weighted_sum
 
         ids, weights = received.local_topk_ids, received.row_weights

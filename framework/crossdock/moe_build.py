@@ -7,7 +7,7 @@ import torch
 from crossdock.comm import RankComms
 from crossdock.dispatch import make_dispatcher
 from crossdock.dispatch_capacity import RowLimits, needed_rows_per_rank
-from crossdock.experts import adapt_experts, layouts_needed, make_experts
+from crossdock.experts import adapt_experts, agreed_wire, layouts_needed, make_experts
 from crossdock.location import make_expert_location, placement_maps
 from crossdock.placement import make_eplb_algo, trivial_placement
 from crossdock.placement_io.start import start_placement
@@ -61,9 +61,11 @@ def make_moe_parts(
             dtype=dtype,
             device=device,
             max_rows_per_rank=max_rows_per_rank(plan, choice.capabilities.input_rows),
+            max_decode_rows_per_rank=max_rows_per_rank(plan, choice.capabilities.input_rows, prefills=False),
             max_in_flight=in_flight,
             accepted_layouts=layouts_needed(experts.capabilities.layouts),
             expert_alignment=experts.capabilities.expert_alignment,
+            wire_dtype=agreed_wire(choice.capabilities, experts.capabilities, moe.weight_dtype),
         ),
     )
     maps = placement_maps(
@@ -136,13 +138,14 @@ def _first_placement(plan: RankPlan, moe: MoeSpec) -> Placement:
     return start_placement(location, expert_topology(plan, moe), algo, num_layers=num_layers, num_experts=num_experts)
 
 
-def max_rows_per_rank(plan: RankPlan, input_rows: Layout) -> int:
-    """Most rows that this rank can bring to a dispatch."""
+def max_rows_per_rank(plan: RankPlan, input_rows: Layout, *, prefills: bool = True) -> int:
+    """Most rows that this rank can bring to a dispatch; without ``prefills`` to one of a decode step."""
     limits = plan.config.scheduler
     return needed_rows_per_rank(
         RowLimits(max_step_tokens=limits.max_step_tokens, max_running_requests=limits.max_running_requests),
         input_rows,
         plan.sizes,
+        prefills=prefills,
     )
 
 

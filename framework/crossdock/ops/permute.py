@@ -7,6 +7,7 @@ import torch
 
 from crossdock.errors import DispatchMisuse
 from crossdock.ops.permute_torch import sort_by_expert_torch, weighted_sum_torch
+from crossdock.types.dispatch import Received, ReceiveLayout
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -63,3 +64,26 @@ def weighted_sum(flat_out: torch.Tensor, positions: torch.Tensor, weights: torch
         [R, H] in the dtype of ``flat_out``; rows without an expert are exactly zero.
     """
     return weighted_sum_torch(flat_out, positions, weights)
+
+
+def rows_of_places(received: Received) -> Received:
+    """``expert_major`` rows as ``token_rows``: every place is a row with one choice, its expert, or none beyond the expert's count.
+
+    Raises:
+        DispatchMisuse: the counts are missing, or the rows are quantised.
+    """
+    if received.counts is None or received.scales is not None:
+        raise DispatchMisuse("permute: expert_major rows need counts, and no scales; take dispatcher.wire = 'bf16'")
+    num_experts, capacity, hidden_size = received.rows.shape
+    counts = torch.as_tensor(received.counts, device=received.rows.device)
+    place = torch.arange(capacity, device=received.rows.device)
+    expert = torch.arange(num_experts, device=received.rows.device)[:, None]
+    ids = torch.where(place < counts[:, None], expert, -1).view(-1, 1)
+    return attrs.evolve(
+        received,
+        layout=ReceiveLayout.TOKEN_ROWS,
+        rows=received.rows.view(-1, hidden_size),
+        counts=None,
+        local_topk_ids=ids,
+        row_weights=torch.ones(ids.shape, device=ids.device),
+    )

@@ -28,6 +28,10 @@ class PluginCase:
     options: Mapping[str, object] = attrs.field(factory=dict[str, object])
     pool_of: Callable[[int], RankPool]
     """Real processes with gloo: ``case.pool_of(2).run(function, ...)``; started once, shared by all checks."""
+    device: str = "cpu"
+    """Where tensors lie; with ``cuda`` the pools' ranks have a GPU each."""
+    tolerance: float = 0.0
+    """Relative error that the plugin may make besides rounding: of a lossy wire or of quantised activations."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

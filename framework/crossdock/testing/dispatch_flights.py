@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +17,9 @@ from crossdock.plugin_call import call_hook
 from crossdock.registry import load_plugin
 from crossdock.testing.conformance import NotCheckable
 from crossdock.testing.dispatch_scenarios import (
-    HIDDEN_SIZE,
     DispatchScenario,
     held_range,
+    on_device,
     one_replica,
     routed_rows,
     toy_experts,
@@ -32,17 +33,21 @@ from crossdock.types.parallel import ParallelSizes
 _UNINITIALISED = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
 
 
-def declared_capabilities(name: str, options: Mapping[str, object], sizes: ParallelSizes) -> DispatcherCapabilities:
-    """What the plugin's hook says for a layout on a CPU.
+def declared_capabilities(
+    name: str, options: Mapping[str, object], sizes: ParallelSizes, device: str = "cpu"
+) -> DispatcherCapabilities:
+    """What the plugin's hook says for a layout.
 
     Raises:
         NotCheckable: it refuses, cannot say, or runs on other devices only.
     """
-    env = Environment(device="cpu", sizes=sizes, dtype="float32")
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    packages = frozenset(module.name for module in pkgutil.iter_modules())
+    env = Environment(device=device, sizes=sizes, dtype=dtype, packages=packages)
     found = call_hook(load_plugin("dispatcher", name), "dispatcher_capabilities", options=options, env=env)
     if not isinstance(found, DispatcherCapabilities):
         raise NotCheckable(f"dispatcher_capabilities answered {found!r}")
-    if "cpu" not in found.devices:
+    if device not in found.devices:
         raise NotCheckable(f"runs on {', '.join(sorted(found.devices))} only")
     return found
 
@@ -57,19 +62,20 @@ def build_dispatcher(
     max_rows_per_rank: int | None = None,
 ) -> GuardedDispatcher:
     """The plugin's dispatcher for this rank, behind the core's guard; for the scenario's rows when no other limit is given."""
+    scenario = on_device(scenario, context.device)
     sizes = scenario.sizes
     if max_rows_per_rank is None:
-        layout = declared_capabilities(name, options, sizes).input_rows
+        layout = declared_capabilities(name, options, sizes, context.device).input_rows
         max_rows_per_rank = max(held_range(layout, scenario, rank)[1] for rank in range(sizes.ranks))
     spec = DispatcherSpec(
         sizes=sizes,
         place=context.place(sizes),
         comms=context.comms_of(sizes),
-        hidden_size=HIDDEN_SIZE,
+        hidden_size=scenario.hidden_size,
         top_k=scenario.top_k,
         num_physical_experts=scenario.num_physical_experts,
         dtype=getattr(torch, scenario.dtype),
-        device=torch.device("cpu"),
+        device=torch.device(context.device),
         max_rows_per_rank=max_rows_per_rank,
         max_in_flight=max_in_flight,
         accepted_layouts=tuple(ReceiveLayout),
@@ -87,6 +93,9 @@ class Flight:
     slot: int = 0
     pending: Pending | None = None
     received_pairs: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.scenario = on_device(self.scenario, self.context.device)
 
     def dispatch_begin(self) -> None:
         capabilities, scenario = self.dispatcher.capabilities, self.scenario

@@ -14,6 +14,8 @@ from crossdock.types.layout import Layout, TokenAxis
 from crossdock.types.parallel import ParallelSizes
 
 HIDDEN_SIZE = 64
+GPU_HIDDEN_SIZE = 2048
+"""The smallest that libraries of device kernels are built for."""
 EXPERTS: Mapping[str, Callable[[int], ToyExperts]] = {
     "identity": identity_experts,
     "distinct": distinct_experts,
@@ -38,6 +40,8 @@ class DispatchScenario:
     seed: int = 0
     counts_known: bool = True
     """Whether the step says how many rows every rank brings."""
+    hidden_size: int = HIDDEN_SIZE
+    device: str = "cpu"
 
     @property
     def num_physical_experts(self) -> int:
@@ -68,6 +72,13 @@ class RoutedRows:
         )
 
 
+def on_device(scenario: DispatchScenario, device: str) -> DispatchScenario:
+    """The scenario where a rank's tensors lie: on GPUs in bfloat16, and wide enough for libraries."""
+    if device == "cpu":
+        return scenario
+    return attrs.evolve(scenario, device=device, dtype="bfloat16", hidden_size=GPU_HIDDEN_SIZE)
+
+
 def held_range(layout: Layout, scenario: DispatchScenario, rank: int) -> tuple[int, int]:
     """First row and number of rows that a rank holds, as positions in the rows of all replicas."""
     sizes, padded = scenario.sizes, scenario.padded_tokens
@@ -82,7 +93,7 @@ def routed_rows(scenario: DispatchScenario) -> RoutedRows:
     """Seeded rows and routing; padding has id -1 and NaN in it, so that whoever reads it is found out."""
     generator = torch.Generator().manual_seed(scenario.seed)
     total, top_k, experts = sum(scenario.padded_tokens), scenario.top_k, scenario.num_physical_experts
-    hidden = torch.randn(total, HIDDEN_SIZE, generator=generator)
+    hidden = torch.randn(total, scenario.hidden_size, generator=generator)
     choices = experts if scenario.routing != "first_rank" else scenario.experts_a_rank
     ids = torch.rand(total, choices, generator=generator).argsort(dim=1)[:, :top_k]
     weights = torch.rand(total, top_k, generator=generator) + 0.1
@@ -99,12 +110,17 @@ def routed_rows(scenario: DispatchScenario) -> RoutedRows:
         ids[start + live : start + padded] = -1
         hidden[start + live : start + padded] = float("nan")
         start += padded
-    return RoutedRows(hidden_states=hidden.to(getattr(torch, scenario.dtype)), topk_ids=ids, topk_weights=weights)
+    device = torch.device(scenario.device)
+    return RoutedRows(
+        hidden_states=hidden.to(device, getattr(torch, scenario.dtype)),
+        topk_ids=ids.to(device),
+        topk_weights=weights.to(device),
+    )
 
 
 def toy_experts(scenario: DispatchScenario) -> ToyExperts:
     """The scenario's experts."""
-    return EXPERTS[scenario.experts](scenario.num_physical_experts)
+    return EXPERTS[scenario.experts](scenario.num_physical_experts).to(scenario.device)
 
 
 def uneven(sizes: ParallelSizes) -> tuple[int, ...]:

@@ -80,13 +80,13 @@ def load_file(module: str, path: str) -> None:
 
 
 def main() -> None:
-    """Arguments: RANK SIZE CHANNEL_FD LIFELINE_FD STORE_FILE."""
+    """Arguments: RANK SIZE CHANNEL_FD LIFELINE_FD STORE_FILE DEVICE."""
     rank, size, channel_fd, lifeline = (int(argument) for argument in sys.argv[1:5])
     faulthandler.register(signal.SIGUSR1)
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     channel = Connection(channel_fd)
     try:
-        context = _join(rank, size, Path(sys.argv[5]))
+        context = _join(rank, size, Path(sys.argv[5]), sys.argv[6])
     except Exception:  # noqa: BLE001 - whatever it is, the pool tells it
         channel.send(CallFailed(traceback=traceback.format_exc()))
         return
@@ -116,22 +116,23 @@ def _end_with_parent(lifeline: int) -> None:
     os._exit(1)
 
 
-def _join(rank: int, size: int, store_file: Path) -> Any:
+def _join(rank: int, size: int, store_file: Path, device: str) -> Any:
     import torch
     from torch._C._distributed_c10d import FileStore
 
-    from crossdock.comm import RankComms, create_comms, join_process_group
+    from crossdock.comm import RankComms, create_comms, join_process_group, take_device
     from crossdock.testing.world import RankContext
     from crossdock.types.parallel import ParallelSizes
 
     torch.set_num_threads(1)
     store = FileStore(str(store_file), size)
-    join_process_group(rank=rank, ranks=size, store=store, device_type="cpu", timeout_s=GROUP_TIMEOUT_S)
+    take_device(device, rank)
+    join_process_group(rank=rank, ranks=size, store=store, device_type=device, timeout_s=GROUP_TIMEOUT_S)
     known: dict[ParallelSizes, RankComms] = {}
 
     def comms_of(sizes: ParallelSizes) -> RankComms:
         if sizes not in known:
-            known[sizes] = create_comms(sizes, rank)
+            known[sizes] = create_comms(sizes, rank, device)
         return known[sizes]
 
-    return RankContext(rank=rank, size=size, comms_of=comms_of)
+    return RankContext(rank=rank, size=size, comms_of=comms_of, device=device)

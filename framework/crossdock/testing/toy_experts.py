@@ -18,6 +18,10 @@ class ToyExperts:
     offsets: torch.Tensor
     """[P] float32."""
 
+    def to(self, device: str) -> ToyExperts:
+        """The same experts on a device."""
+        return ToyExperts(factors=self.factors.to(device), offsets=self.offsets.to(device))
+
     def dense(self, rows: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """The weighted sum that dispatch, experts and combine must give; [n, H] float32, ids of -1 add nothing."""
         weights = torch.where(topk_ids >= 0, topk_weights, 0.0)
@@ -33,11 +37,13 @@ class ToyExperts:
         factors = self.factors[first : first + num_local] / sizes.moe_tp_size
         offsets = self.offsets[first : first + num_local] / sizes.moe_tp_size
         rows = received.rows.to(torch.float32)
+        if received.scales is not None:
+            rows = rows * received.scales.repeat_interleave(128, dim=-1)
         if received.layout is ReceiveLayout.EXPERT_MAJOR:
             return rows * factors[:, None, None] + offsets[:, None, None]
         if received.layout is ReceiveLayout.FLAT:
-            counts = torch.as_tensor(received.counts, dtype=torch.int64)
-            expert = torch.arange(num_local).repeat_interleave(counts)
+            counts = torch.as_tensor(received.counts, dtype=torch.int64, device=rows.device)
+            expert = torch.arange(num_local, device=rows.device).repeat_interleave(counts)
             out = rows * factors[expert, None] + offsets[expert, None]
             return out if received.row_weights is None else out * received.row_weights[:, None]
         local_ids, weights = received.local_topk_ids, received.row_weights

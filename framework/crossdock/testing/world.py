@@ -53,6 +53,7 @@ class RankContext:
     size: int
     comms_of: Callable[[ParallelSizes], RankComms]
     """Groups of a layout over all ranks of the pool; collective at its first call, kept afterwards."""
+    device: str = "cpu"
 
     def place(self, sizes: ParallelSizes) -> RankPlace:
         return rank_place(sizes, self.rank)
@@ -68,9 +69,10 @@ class _Process:
 
 @attrs.define(eq=False)
 class RankPool:
-    """``world_size`` processes with one gloo group, started at the first ``run``."""
+    """``world_size`` processes with one gloo group, started at the first ``run``; with ``device`` cuda each has a GPU, and NCCL beside gloo."""
 
     world_size: int
+    device: str = "cpu"
     _processes: list[_Process] = attrs.field(factory=list[_Process], init=False)
     _folder: tempfile.TemporaryDirectory[str] | None = attrs.field(default=None, init=False)
 
@@ -120,7 +122,9 @@ class RankPool:
             return
         self._folder = tempfile.TemporaryDirectory(prefix="crossdock-ranks-")
         store_file = Path(self._folder.name) / "store"
-        self._processes = [start_rank(rank, self.world_size, store_file) for rank in range(self.world_size)]
+        self._processes = [
+            start_rank(rank, self.world_size, store_file, self.device) for rank in range(self.world_size)
+        ]
         self._answers("start of the ranks", time.monotonic() + START_TIMEOUT_S)
 
     def _answers(self, what: str, deadline: float) -> list[Any]:
@@ -160,13 +164,13 @@ class RankPool:
                 continue
 
 
-def start_rank(rank: int, world_size: int, store_file: Path) -> _Process:
+def start_rank(rank: int, world_size: int, store_file: Path, device: str = "cpu") -> _Process:
     """One rank process of a pool; it answers once when it has joined the others."""
     ours, theirs = socket.socketpair()
     read_end, write_end = os.pipe()
     arguments = [str(number) for number in (rank, world_size, theirs.fileno(), read_end)]
     popen = subprocess.Popen(
-        [sys.executable, "-c", WORKER_CODE, *arguments, str(store_file)],
+        [sys.executable, "-c", WORKER_CODE, *arguments, str(store_file), device],
         pass_fds=(theirs.fileno(), read_end),
         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

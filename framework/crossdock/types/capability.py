@@ -21,7 +21,9 @@ class Environment:
     """Importable top-level modules of this environment."""
     num_nodes: int = 1
     max_rows_per_rank: int = 0
-    """Most rows that one rank can bring to a step; 0 when unknown."""
+    """Most rows that one replica can bring to a step; 0 when unknown."""
+    max_decode_rows: int = 0
+    """Most rows of one replica in a step without prefill; 0 when unknown."""
     graph_capture: bool = False
     """True when steps are to be captured in device graphs."""
     model: ModelInfo | None = None

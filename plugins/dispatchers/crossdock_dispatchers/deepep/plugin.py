@@ -1,0 +1,42 @@
+"""Entry point of the ``deepep`` dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from crossdock.hookapi import hookimpl
+from crossdock.options import read_options
+
+from crossdock_dispatchers.deepep.capabilities import deepep_answer
+from crossdock_dispatchers.deepep.options import DeepEpOptions
+
+if TYPE_CHECKING:
+    from crossdock.types.capability import Environment, Refusal
+    from crossdock.types.dispatch import Dispatcher, DispatcherCapabilities, DispatcherSpec
+
+HOOK_API_VERSION = 1
+
+
+@hookimpl
+def make_dispatcher(options: Mapping[str, object], spec: DispatcherSpec) -> Dispatcher | None:
+    """A dispatcher over ``deep_ep.Buffer``, or on one rank over nothing. Declines off CUDA and when the expert group is not all ranks."""
+    chosen = read_options(DeepEpOptions, options, where="[dispatcher]")
+    if spec.sizes.moe_ep_size != spec.sizes.ranks:
+        return None
+    if spec.sizes.ranks == 1:
+        from crossdock_dispatchers.deepep.one_rank import OneRank
+
+        return OneRank(spec, chosen)
+    if spec.device.type != "cuda":
+        return None
+    from crossdock_dispatchers.deepep.dispatcher import DeepEpDispatcher
+    from crossdock_dispatchers.deepep.library import load_deep_ep, world_group
+
+    return DeepEpDispatcher(spec, chosen, load_deep_ep(), world_group())
+
+
+@hookimpl
+def dispatcher_capabilities(options: Mapping[str, object], env: Environment) -> DispatcherCapabilities | Refusal | None:
+    """Rank-local rows in and out, owing nothing; CUDA, bfloat16, both protocols or one."""
+    return deepep_answer(read_options(DeepEpOptions, options, where="[dispatcher]"), env)

@@ -1,0 +1,1 @@
+"""What stands between received rows and DeepGEMM's two products."""
