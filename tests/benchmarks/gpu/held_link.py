@@ -1,0 +1,88 @@
+"""A dispatcher on a slower link: a transfer takes at least as long as its bytes take at a given rate, in a stream that the GPU computes beside.
+
+What a network card does to it: transfers of a rank pass one after the other, and cost no multiprocessor while they wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from crossdock.rows import Rows
+from crossdock.types.dispatch import Dispatcher, DispatcherCapabilities, DispatchStep, Pending, Received
+from held_link_triton import hold_kernel
+
+
+@attrs.define(eq=False)
+class Link:
+    """Holds the stream of a link; 0 bytes a microsecond for a link that holds nothing up."""
+
+    device: torch.device
+    bytes_per_us: float = 0.0
+    _stream: Any = attrs.field(default=None, init=False)
+    _sink: Any = attrs.field(default=None, init=False)
+
+    def hold(self, num_bytes: int) -> torch.cuda.Event | None:
+        """Starts a transfer of so many bytes behind what the current stream was given, and returns its end."""
+        if self.bytes_per_us == 0.0:
+            return None
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device, priority=-1)
+            self._sink = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            hold_kernel[(1,)](self._sink, round(1e3 * num_bytes / self.bytes_per_us), num_warps=1)
+            passed = torch.cuda.Event()
+            passed.record()
+        return passed
+
+
+@attrs.frozen(eq=False)
+class HeldDispatcher:
+    """Passes calls on; an end also waits for the link."""
+
+    inner: Dispatcher
+    link: Link
+    ranks: int
+    row_bytes: int
+
+    @property
+    def capabilities(self) -> DispatcherCapabilities:
+        return self.inner.capabilities
+
+    def dispatch_begin(
+        self,
+        hidden_states: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        step: DispatchStep,
+        slot: int,
+    ) -> Pending:
+        held = self._hold(hidden_states.shape[0])
+        return _with(self.inner.dispatch_begin(hidden_states, topk_ids, topk_weights, step, slot), held)
+
+    def dispatch_end(self, pending: Pending) -> Received:
+        return self.inner.dispatch_end(_awaited(pending))
+
+    def combine_begin(self, expert_out: torch.Tensor, received: Received) -> Pending:
+        # As many rows come home as this rank has sent.
+        held = self._hold(expert_out.shape[0] // self.ranks)
+        return _with(self.inner.combine_begin(expert_out, received), held)
+
+    def combine_end(self, pending: Pending) -> Rows:
+        return self.inner.combine_end(_awaited(pending))
+
+    def _hold(self, rows: int) -> torch.cuda.Event | None:
+        return self.link.hold(rows * (self.ranks - 1) * self.row_bytes)
+
+
+def _with(pending: Pending, held: torch.cuda.Event | None) -> Pending:
+    return Pending(slot=pending.slot, payload=(pending, held))
+
+
+def _awaited(pending: Pending) -> Pending:
+    inner, held = pending.payload
+    if held is not None:
+        torch.cuda.current_stream().wait_event(held)
+    return inner

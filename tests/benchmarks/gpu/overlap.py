@@ -1,0 +1,380 @@
+"""Two micro-batches against one on the GPUs of one host: a slice of DeepSeek-V3's layers, experts over all ranks, one replica a rank.
+
+    python -m torch.distributed.run --nproc-per-node 2 tests/benchmarks/gpu/overlap.py --out FILE.json
+
+Prefill: a forward pass of 4,096 and of 16,384 tokens a rank, sequential, with shared experts in a stream of their own (``single_batch``), and in two
+micro-batches, over the link as it is and over one that holds transfers to 50 GB/s. The ceiling is made of the same run's stage times: both halves
+one after the other, so that nothing hides (their computation, at their size), plus the multiprocessors that transfers take, plus what of the
+transfers is longer than all computation. Decode: 128 tokens a rank at context 1,024, both ways captured.
+
+Passes are timed by events from their first operation to their last; the slowest rank counts. Both ways take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from crossdock import graph_sizes, runner_build
+from crossdock.comm import create_comms
+from crossdock.config import CheckpointConfig, Config, LaunchConfig, ParallelConfig, PluginChoice, SchedulerConfig
+from crossdock.engine_seams import AgreedStep
+from crossdock.executor import Executor
+from crossdock.observe.span_shares import SpanShares, span_shares
+from crossdock.observe.timeline import Timeline, clock_of
+from crossdock.overlap_decision import OverlapRules, decide_overlap
+from crossdock.overlap_gate import OverlapGate
+from crossdock.rank_plan import plan_rank
+from crossdock.step_work import SequenceRows, StepWork
+from crossdock.strategy import make_strategy
+from crossdock.types.model import Op
+from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
+from crossdock.types.strategy import OverlapLimits, StagePlan, StrategyCapabilities
+from held_link import HeldDispatcher, Link
+
+SHAPE: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 0,
+    "moe_layer_freq": 1,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_group": 8,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "vocab_size": 32768,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+TINY: dict[str, Any] = {
+    **SHAPE,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 16,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "vocab_size": 128,
+}
+"""To try the script on a CPU."""
+PAGE = 64
+COMMUNICATION = ("dispatch", "combine", "wait")
+HELD_BYTES_PER_US = 50_000.0
+
+
+@attrs.frozen
+class Halves:
+    """Two micro-batches one after the other: nothing hides, everything has the size that it has under ``two_batch``."""
+
+    capabilities = StrategyCapabilities(micro_batches=2)
+
+    def plan(self, ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
+        return StagePlan(stages=(tuple(ops),), spares_communication_sms=mode is not ForwardMode.DECODE)
+
+
+class Bench:
+    """One rank's half of every measurement."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: str) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.is_cuda = arguments.device == "cuda"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if self.is_cuda else torch.device("cpu")
+        self.rows = [int(rows) for rows in arguments.rows.split(",")]
+        self.decode_rows, self.context = arguments.decode_rows, arguments.context
+        self.repeats = arguments.repeats
+        most = max(*self.rows, self.decode_rows)
+        config = Config(
+            checkpoint=CheckpointConfig(
+                path=folder, load_format="random", dtype="bfloat16" if self.is_cuda else "float32"
+            ),
+            launch=LaunchConfig(device=arguments.device),
+            parallel=ParallelConfig(ranks=self.world, attn_dp_size=self.world),
+            scheduler=SchedulerConfig(
+                max_running_requests=self.decode_rows,
+                max_step_tokens=most,
+                chunk_tokens=most,
+                page_tokens=PAGE,
+                kv_tokens=max(max(self.rows) + PAGE, self.decode_rows * self.context),
+                max_sequence_tokens=max(4096, self.context),
+                prefix_cache=False,
+                graphs="auto" if self.is_cuda and arguments.decode_rows else "off",
+            ),
+            dispatcher=PluginChoice(name=arguments.dispatcher, options=json.loads(arguments.options)),
+            experts=PluginChoice(name=arguments.experts),
+            strategy=PluginChoice(name="two_batch", options={"min_decode_rows": 2}),
+        )
+        plan = plan_rank(config, self.rank)
+        self.comms = create_comms(plan.sizes, self.rank, arguments.device)
+        self.link = Link(self.device)
+        self.most_sms = self.communication_sms = 0
+        if self.is_cuda:
+            self.most_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+            self._holds_links(SHAPE["hidden_size"] * 2)
+        # One size is enough here.
+        graph_sizes.bucket_sizes = lambda most, multiple: (most,)
+        built = runner_build.build_runner(plan, self.comms, self.device)
+        self.runner = built.runner
+        self.communication_sms = self.runner.communication_sms
+        self.timeline = self.runner.timeline = Timeline(rank=self.rank, clock=clock_of(self.device))
+        strategies = {name: make_strategy(name, {}) for name in ("sequential", "single_batch", "two_batch")}
+        self.executors = {name: Executor(built.model, one) for name, one in (*strategies.items(), ("halves", Halves()))}
+        self.step = 0
+        self.logits = torch.empty(0)
+        """Of the last pass."""
+
+    def _holds_links(self, row_bytes: int) -> None:
+        make = runner_build.make_moe_parts
+
+        def held(*arguments: Any) -> Any:
+            parts = make(*arguments)
+            return attrs.evolve(parts, dispatcher=HeldDispatcher(parts.dispatcher, self.link, self.world, row_bytes))
+
+        runner_build.make_moe_parts = held
+
+    def slowest(self, value: float) -> float:
+        """Of all ranks."""
+        return float(self.comms.host.world.all_gather(torch.tensor([value], dtype=torch.float64)).max())
+
+    def prefill(self, rows: int) -> StepWork:
+        """Sequences of up to 2,048 rows from position 0."""
+        length = min(rows, 2048)
+        pages = -(-length // PAGE)
+        generator = torch.Generator().manual_seed(self.rank)
+        ids = torch.randint(0, 100, (rows // length, length), generator=generator).tolist()
+        return StepWork(
+            sequences=tuple(
+                SequenceRows(
+                    tokens=tuple(row),
+                    start=0,
+                    pages=tuple(range(1 + number * pages, 1 + (number + 1) * pages)),
+                    num_logit_rows=1,
+                )
+                for number, row in enumerate(ids)
+            )
+        )
+
+    def decode(self) -> StepWork:
+        """One row each of sequences at the same position."""
+        pages = -(-self.context // PAGE)
+        return StepWork(
+            sequences=tuple(
+                SequenceRows(
+                    tokens=(number % 100,),
+                    start=self.context - 1,
+                    pages=tuple(range(1 + number * pages, 1 + (number + 1) * pages)),
+                    num_logit_rows=1,
+                    is_decode=True,
+                )
+                for number in range(self.decode_rows)
+            )
+        )
+
+    def plan(self, work: StepWork, *, overlap: bool, bucket: int | None = None) -> StepPlan:
+        self.step += 1
+        live = (work.num_tokens,) * self.world
+        return StepPlan(
+            step=16 * self.step + 1,
+            eplb_pass=self.step,
+            live_tokens=live,
+            padded_tokens=live,
+            padding_mode=PaddingMode.MAX_LEN,
+            forward_mode=work.forward_mode,
+            dispatch_mode=DispatchMode.NORMAL,
+            overlap=overlap,
+            overlap_reason="",
+            bucket=bucket,
+            overlap_rows=tuple(rows // 2 for rows in live) if overlap else (),
+        )
+
+    def run(self, name: str, work: StepWork, *, overlap: bool, bucket: int | None = None) -> float:
+        """Seconds of one pass on this rank."""
+        self.runner.executor = self.executors[name]
+        plan = self.plan(work, overlap=overlap, bucket=bucket)
+        batch = self.runner.build(work, plan)
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        dist.barrier()
+        in_flight = self.runner.launch(plan, batch, None, is_counted=False)
+        self.runner.collect(in_flight)
+        self.logits = in_flight.logits
+        assert self.timeline.last_pass is not None
+        return self.timeline.last_pass.seconds()
+
+    def compared(self, ways: dict[str, bool], work: StepWork, bucket: int | None = None) -> dict[str, dict[str, float]]:
+        """Milliseconds of each way, in turn; ``ways``: executor -> whether the step overlaps."""
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(self.repeats + 2):
+            for name, overlap in ways.items():
+                took_s = self.slowest(
+                    self.run(name if bucket is None else "two_batch", work, overlap=overlap, bucket=bucket)
+                )
+                if turn >= 2:
+                    times[name].append(1e3 * took_s)
+        return {
+            name: {"ms": round(statistics.median(found), 3), "min": round(min(found), 3), "max": round(max(found), 3)}
+            for name, found in times.items()
+        }
+
+    def difference(self, work: StepWork, bucket: int | None = None) -> float:
+        """Largest difference of logits of both ways, relative to the largest logit."""
+        self.run("two_batch" if bucket else "sequential", work, overlap=False, bucket=bucket)
+        want = self.logits.clone()
+        self.run("two_batch", work, overlap=True, bucket=bucket)
+        assert want.isfinite().all(), "random weights gave logits that are not finite"
+        return self.slowest(float((self.logits - want).abs().max() / want.abs().max()))
+
+    def shares(self, name: str, work: StepWork, *, overlap: bool) -> SpanShares:
+        """Stage times of a pass, the fastest of three."""
+        found: list[SpanShares] = []
+        for _ in range(3):
+            self.timeline.times_next = True
+            self.run(name, work, overlap=overlap)
+            found.append(span_shares(self.timeline.last_spans))
+        return min(found, key=lambda shares: shares.wall_us)
+
+    def prefill_results(self, rows: int) -> dict[str, Any]:
+        """Everything about one size over the link as it is now."""
+        work = self.prefill(rows)
+        ways = {"sequential": False, "single_batch": False, "two_batch": True, "halves": True}
+        results: dict[str, Any] = dict(self.compared(ways, work))
+        stages = {name: self.shares(name, work, overlap=overlap) for name, overlap in ways.items()}
+        halves, exposed = stages["halves"], {name: _communication_ms(one) for name, one in stages.items()}
+        compute_ms = halves.wall_us / 1e3 - exposed["halves"]
+        lent_ms = 0.0 if self.most_sms == 0 else exposed["halves"] * self.communication_sms / self.most_sms
+        ceiling_ms = self.slowest(max(compute_ms + lent_ms, exposed["halves"]))
+        sequential_ms, two_batch_ms = results["sequential"]["ms"], results["two_batch"]["ms"]
+        results |= {
+            "difference": self.difference(work),
+            "ceiling_ms": round(ceiling_ms, 3),
+            "ratio": round(sequential_ms / two_batch_ms, 4),
+            "ceiling_ratio": round(sequential_ms / ceiling_ms, 4),
+            "single_batch_ratio": round(sequential_ms / results["single_batch"]["ms"], 4),
+            "gain_share": round((sequential_ms - two_batch_ms) / (sequential_ms - ceiling_ms), 3)
+            if sequential_ms > ceiling_ms
+            else None,
+            "exposed_ms": {name: round(one, 3) for name, one in exposed.items()},
+            "stage_ms": {
+                name: {category: round(us / 1e3, 2) for category, us in sorted(one.category_us.items())}
+                for name, one in stages.items()
+            },
+        }
+        return results
+
+    def gated(self, work: StepWork, bucket: int | None = None, steps: int = 14) -> dict[str, Any]:
+        """What the gate makes of such steps: reasons, and the time of the last ones beside sequential."""
+        gate = OverlapGate(limits=OverlapLimits(min_decode_rows=2), timeline=self.timeline, gauges={})
+        rules = OverlapRules(limits=gate.limits, captured_rows=(self.decode_rows,))
+        lengths = [len(rows.tokens) for rows in work.sequences]
+        reasons: list[str] = []
+        times: list[float] = []
+        for step in range(steps):
+            record = StepRecord(num_tokens=work.num_tokens, local_forward_mode=int(work.forward_mode), step=step)
+            voted = gate.vote(record, lengths)
+            gains = self.comms.host.world.all_gather(torch.tensor([voted.overlap_gain_us]))
+            records = tuple(attrs.evolve(voted, overlap_gain_us=int(gain)) for gain in gains)
+            overlap, reason = decide_overlap(records, DispatchMode.NORMAL, rules, bucket)
+            took_s = self.run("two_batch" if overlap else "sequential", work, overlap=overlap, bucket=bucket)
+            done = self.timeline.last_pass
+            assert done is not None
+            plan = attrs.evolve(self.plan(work, overlap=overlap, bucket=bucket), step=done.step, overlap_reason=reason)
+            gate.after_step(AgreedStep(plan=plan, records=records))
+            reasons.append(reason or "on")
+            times.append(1e3 * self.slowest(took_s))
+        return {
+            "reasons": reasons,
+            "ms": round(statistics.median(times[-6:]), 3),
+            "gain_us": int(voted.overlap_gain_us),
+        }
+
+
+def _communication_ms(shares: SpanShares) -> float:
+    return sum(shares.category_us.get(category, 0.0) for category in COMMUNICATION) / 1e3
+
+
+def arguments_of_call() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try the script")
+    parser.add_argument("--dispatcher", default="nvlink")
+    parser.add_argument("--options", default="{}", help="of the dispatcher, JSON")
+    parser.add_argument("--experts", default="auto")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rows", default="4096,16384")
+    parser.add_argument("--decode-rows", type=int, default=128)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--repeats", type=int, default=5)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = arguments_of_call()
+    is_cuda = arguments.device == "cuda"
+    dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo")
+    if is_cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    shape = {**(SHAPE if is_cuda else TINY), "num_hidden_layers": arguments.layers}
+    results: dict[str, Any] = {"arguments": vars(arguments), "torch": torch.__version__, "shape": shape}
+    started_s = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps({**shape, "dtype": "bfloat16"}), encoding="utf8")
+        bench = Bench(arguments, folder)
+
+    def run(name: str, call: Callable[[], Any]) -> None:
+        begun_s = time.perf_counter()
+        results[name] = call()
+        if bench.rank == 0:
+            print(f"{time.perf_counter() - begun_s:6.1f} s", name, json.dumps(results[name]), flush=True)
+            Path(arguments.out).write_text(json.dumps(results, indent=1), encoding="utf8")
+
+    if bench.rank == 0:
+        print("built in", round(time.perf_counter() - started_s, 1), "s", flush=True)
+    for rows in bench.rows:
+        run(f"prefill {rows}", lambda rows=rows: bench.prefill_results(rows))
+        run(f"prefill {rows}, gate", lambda rows=rows: bench.gated(bench.prefill(rows)))
+    if arguments.decode_rows and is_cuda:
+        work, bucket = bench.decode(), arguments.decode_rows
+        ways = {"sequential": False, "two_batch": True}
+        run("decode difference", lambda: bench.difference(work, bucket))
+        run("decode", lambda: bench.compared(ways, work, bucket))
+        run("decode, gate", lambda: bench.gated(work, bucket))
+    if is_cuda:
+        bench.link.bytes_per_us = HELD_BYTES_PER_US
+        for rows in bench.rows:
+            run(f"prefill {rows} at 50 GB/s", lambda rows=rows: bench.prefill_results(rows))
+            run(f"prefill {rows} at 50 GB/s, gate", lambda rows=rows: bench.gated(bench.prefill(rows), steps=8))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
