@@ -35,6 +35,7 @@ def quantise_rows_kernel(
     blocks: tl.constexpr,
     block: tl.constexpr,
 ):
+    """See ``quantise_rows``: every block of a row alone."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * blocks + tl.arange(0, blocks)
     columns = index[:, None] * block + tl.arange(0, block)[None, :]

@@ -1,0 +1,55 @@
+"""Products with block-quantised weights: the kernel against the readable truth."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from crossdock.ops.fp8_block import quantise_blocks
+from crossdock.ops.fp8_linear import Fp8Linear, LinearTiles, fp8_linear_fused
+from crossdock.ops.fp8_linear_torch import fp8_linear_torch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SMALL = LinearTiles(rows=16, columns=32, group=2, warps=4, stages=2)
+EXACT_TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
+"""Other orders of additions, and one rounding of the result."""
+QUANTISED_TOLERANCE = 0.06
+"""Norm of the error: rows of 3 bits; twice what random normal rows give, because the interpreter halves a few values near powers of two."""
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `interpreter`)"
+)
+
+
+def case(num_rows: int, out_features: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    weight, scale = quantise_blocks(torch.randn(out_features, 256, generator=generator) / 16)
+    rows = torch.randn(num_rows, 256, generator=generator).to(dtype)
+    return rows.to(DEVICE), weight.to(DEVICE), scale.to(DEVICE)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("num_rows", "out_features"), [(0, 128), (1, 100), (17, 256), (33, 160)])
+def test_rows_in_their_own_dtype_give_the_twins_result(num_rows: int, out_features: int, dtype: torch.dtype) -> None:
+    rows, weight, scale = case(num_rows, out_features, dtype)
+    got = fp8_linear_fused(rows, weight, scale, quantised=False, tiles=SMALL)
+    want = fp8_linear_torch(rows, weight, scale)
+    assert got.shape == want.shape
+    assert torch.allclose(got.float(), want.float(), rtol=EXACT_TOLERANCE[dtype], atol=EXACT_TOLERANCE[dtype])
+
+
+@needs_triton
+@pytest.mark.parametrize(("num_rows", "out_features"), [(1, 128), (33, 160)])
+def test_quantised_rows_give_the_twins_result_within_their_bits(num_rows: int, out_features: int) -> None:
+    rows, weight, scale = case(num_rows, out_features, torch.float32)
+    got = fp8_linear_fused(rows, weight, scale, quantised=True, tiles=SMALL)
+    want = fp8_linear_torch(rows, weight, scale)
+    assert float((got - want).norm() / want.norm()) <= QUANTISED_TOLERANCE
+
+
+def test_scales_of_another_matrix_are_an_error_with_both_shapes() -> None:
+    _, weight, scale = case(1, 256, torch.float32)
+    with pytest.raises(ValueError, match=r"\(2, 2\), found \(1, 2\)"):
+        Fp8Linear(weight, scale[:1])
