@@ -17,7 +17,6 @@ from crossdock.cli.flags import PATHS
 from crossdock.errors import UsageError
 from crossdock.hookapi import HOOK_API_VERSION
 from crossdock.options import nearest
-from crossdock.points import POINTS
 
 
 @attrs.frozen(kw_only=True)
@@ -54,10 +53,12 @@ TEMPLATES: Mapping[str, PointTemplate] = MappingProxyType(
         "expert_location": _template("Picker", "location", "PickerCapabilities", "PickerSpec", True),
         "eplb_algo": _template("EplbAlgo", "placement", "EplbAlgoCapabilities"),
         "rebalance_policy": _template("RebalancePolicy", "rebalance", "RebalancePolicyCapabilities"),
+        "attention": _template("Attention", "attention", "AttentionCapabilities", "AttentionSpec", True),
+        "model": _template("Model", "model", "ModelCapabilities", "ModelSpec"),
         "observer": _template("Observer", "observer", "ObserverCapabilities", "ObserverSpec"),
     }
 )
-"""Points that a package can be written for; an attention backend or a model starts as a copy of a first-party one."""
+"""Every point, with what its hooks take and give."""
 
 
 def write_package(point: str, name: str, folder: Path | None = None) -> Path:
@@ -67,10 +68,6 @@ def write_package(point: str, name: str, folder: Path | None = None) -> Path:
         UsageError: no such point, a name that is no identifier, or a folder that is not empty.
     """
     if point not in TEMPLATES:
-        if point in POINTS:
-            raise UsageError(
-                f"there is no template for {point}; copy one of the first-party {point} plugins, they are a page or two each"
-            )
         raise UsageError(
             f"no extension point {point!r}{nearest(point, tuple(TEMPLATES))}; there are: {', '.join(TEMPLATES)}"
         )
@@ -85,10 +82,8 @@ def write_package(point: str, name: str, folder: Path | None = None) -> Path:
         "pyproject.toml": "pyproject.toml.jinja",
         "README.md": "README.md.jinja",
         f"src/{package}/__init__.py": "init.py.jinja",
-        f"src/{package}/plugin.py": "plugin.py.jinja",
-        f"src/{package}/options.py": "options.py.jinja",
-        f"src/{package}/capabilities.py": "capabilities.py.jinja",
         f"src/{package}/{point}.py": f"{point}.py.jinja",
+        **{f"src/{package}/{path}": template for path, template in _own_files(point).items()},
         f"tests/test_{name}.py": "test.py.jinja",
     }
     environment = _environment()
@@ -98,6 +93,17 @@ def write_package(point: str, name: str, folder: Path | None = None) -> Path:
         place.write_text(environment.get_template(template).render(values), encoding="utf-8")
     (target / f"src/{package}/py.typed").touch()
     return target
+
+
+def _own_files(point: str) -> Mapping[str, str]:
+    """A model is chosen by its checkpoint, so it has a config to read in place of options."""
+    if point == "model":
+        return {
+            "plugin.py": "model_plugin.py.jinja",
+            "config.py": "model_config.py.jinja",
+            "tiny_config.json": "tiny_config.json.jinja",
+        }
+    return {f"{name}.py": f"{name}.py.jinja" for name in ("plugin", "options", "capabilities")}
 
 
 def _values(point: str, name: str) -> dict[str, object]:
@@ -116,10 +122,13 @@ def _values(point: str, name: str) -> dict[str, object]:
         "crossdock_version": crossdock.__version__,
         "hook_api_version": HOOK_API_VERSION,
         "result": template.result,
-        "result_module": template.result_module,
-        "result_imports": ", ".join(sorted(imports)),
+        "type_imports": sorted(
+            (
+                f"from crossdock.types.capability import {', '.join(sorted(from_capability))}",
+                f"from {template.result_module} import {', '.join(sorted(imports))}",
+            )
+        ),
         "capabilities": template.capabilities,
-        "capability_imports": ", ".join(sorted(from_capability)),
         "capabilities_head": _capabilities_head(point, template.capabilities),
         "signature": "options: Mapping[str, object]" + (f", spec: {template.spec}" if template.spec else ""),
         "has_spec": bool(template.spec),

@@ -1,20 +1,24 @@
 """What must hold for a model: the same logits however a prompt is cut and on however many ranks, and an honest list of its tensors.
 
-The suite runs on configs that it knows (``crossdock.testing.tiny_models``). For another family call ``check_folder`` with the folder of
-a small checkpoint; ``crossdock.testing.random_checkpoint.write_random_checkpoint`` makes one from a config.
+The suite runs on configs that it knows (``crossdock.testing.tiny_models``), and for another family on ``tiny_config.json`` beside the
+plugin's ``plugin.py``, with random weights. ``check_folder`` runs it on the folder of a small checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from crossdock.checkpoint import SafetensorsCheckpoint
 from crossdock.groups import resolve_sizes
+from crossdock.registry import load_plugin
 from crossdock.testing.conformance import NotCheckable, PluginCase, check_of
 from crossdock.testing.model_driver import ModelDriver, Work, run_on_rank
 from crossdock.testing.model_oracle import one_rank_driver, relative_error
@@ -26,6 +30,7 @@ from crossdock.testing.world import RankPool
 TOLERANCE = 1e-5
 """Of float32 logits against the same model in one go on one rank, relative to the largest: sums are taken in another order."""
 LENGTH = 13
+OWN_CONFIG = "tiny_config.json"
 
 
 def _prompt(driver: ModelDriver) -> list[int]:
@@ -127,12 +132,21 @@ def check_folder(folder: Path, pool_of: Callable[[int], RankPool]) -> None:
 
 @contextmanager
 def _tiny_folder(case: PluginCase) -> Generator[Path]:
-    if case.name not in FAMILIES:
-        raise NotCheckable(
-            f"no tiny config of {case.name!r} is known; call model_conformance.check_folder with a small checkpoint"
-        )
+    config = tiny_config(case.name).to_dict() if case.name in FAMILIES else _own_config(case)
     with tempfile.TemporaryDirectory(prefix="crossdock-model-") as folder:
-        yield write_random_checkpoint(Path(folder), tiny_config(case.name).to_dict())
+        yield write_random_checkpoint(Path(folder), config)
+
+
+def _own_config(case: PluginCase) -> dict[str, Any]:
+    """``tiny_config.json`` of the plugin's package."""
+    package = load_plugin("model", case.name).module_name.rpartition(".")[0]
+    file = files(package) / OWN_CONFIG
+    if not file.is_file():
+        raise NotCheckable(
+            f"package {package} has no {OWN_CONFIG}; put the config of a small checkpoint beside plugin.py"
+        )
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return config
 
 
 def _on_tiny(check: Callable[[Path, Callable[[int], RankPool]], None]) -> Callable[[PluginCase], None]:

@@ -119,7 +119,6 @@ def test_the_file_of_a_configuration_needs_no_flag(
         (["config", "validate", "a.toml", "--config", "b.toml"], "give one"),
         (["plugins", "new", "dispacher", "x"], "did you mean 'dispatcher'?"),
         (["plugins", "new", "padding", "Bad-Name"], "lower-case letters"),
-        (["plugins", "new", "model", "x"], "there is no template for model"),
         (["plugins", "check", "crossdok"], "did you mean 'crossdock'?"),
         (["config", "validate", "--dispatcher", "alltoal"], "did you mean 'alltoallv'?"),
         (["config", "validate", "--ranks", "4", "--moe-ep", "2", "--dispatcher", "alltoallv"], "[a2a_needs_full_ep]"),

@@ -15,6 +15,7 @@ from crossdock.testing.fake_distribution import write_distribution
 from crossdock.testing.suites import checks_of
 from crossdock.testing.world import RankPool
 
+OWN_FILES = {"model": ("config.py", "tiny_config.json")}
 NEEDS_RANKS = frozenset({"dispatcher", "padding", "strategy"})
 """Installed and checked in an environment of their own, see tests/examples."""
 
@@ -27,10 +28,8 @@ def test_a_written_package_is_formatted_and_clean(point: str, tmp_path: Path) ->
         "pyproject.toml",
         "README.md",
         "tests/test_brand_new.py",
-        *(
-            f"src/crossdock_brand_new/{name}"
-            for name in ("__init__.py", "py.typed", "plugin.py", "options.py", "capabilities.py", f"{point}.py")
-        ),
+        *(f"src/crossdock_brand_new/{name}" for name in ("__init__.py", "py.typed", "plugin.py", f"{point}.py")),
+        *(f"src/crossdock_brand_new/{name}" for name in OWN_FILES.get(point, ("options.py", "capabilities.py"))),
     }
     project = Path(__file__).parents[3] / "pyproject.toml"
     for words in (["format", "--check"], ["check"]):
