@@ -40,6 +40,7 @@ class DriverChoice:
 
     folder: str
     dispatcher: str = "allgatherv"
+    dispatcher_options: dict[str, object] = attrs.field(factory=dict[str, object])
     link_row_us: float = 0.0
     """Time that a row takes between ranks, as on a slow network; 0 for what the machine takes."""
     strategy: str = "sequential"
@@ -109,7 +110,7 @@ def make_moe_parts(
         max_in_flight=max_in_flight,
         accepted_layouts=layouts_needed(experts.capabilities.layouts),
     )
-    dispatcher: Dispatcher = make_dispatcher(choice.dispatcher, {}, dispatcher_spec)
+    dispatcher: Dispatcher = make_dispatcher(choice.dispatcher, choice.dispatcher_options, dispatcher_spec)
     if choice.link_row_us:
         dispatcher = DelayedDispatcher(dispatcher, choice.link_row_us / 1e6)
     placement = trivial_placement(len(moe.layers), moe.num_logical_experts, physical)
