@@ -50,7 +50,12 @@ def render_config(loaded: LoadedConfig, *, resolved: bool) -> str:
             source = _source(loaded.sources, f"{name}.{key}")
             if source is None and not resolved:
                 continue
-            rendered.append(key, _item(value, DERIVED if value != stated[name][key] else source or DEFAULT))
+            if isinstance(value, dict):
+                rendered.append(key, _table(value, loaded.sources, f"{name}.{key}"))  # pyright: ignore[reportUnknownArgumentType]
+                continue
+            if source is None:
+                source = DEFAULT if key == "name" or name not in CHOICE_POINTS else f"{DEFAULT} of {table['name']}"
+            rendered.append(key, _item(value, DERIVED if value != stated[name][key] else source))
         if len(rendered):
             document.append(name, rendered)
     return tomlkit.dumps(document)
@@ -83,11 +88,20 @@ def loaded_points(config: Config) -> tuple[str, ...]:
 
 
 def _item(value: object, comment: str) -> Any:
-    """A TOML item; a table takes no comment, its values would each need one."""
     item: Any = tomlkit.item(value)
-    if not isinstance(value, dict):
-        item.comment(comment)
+    item.comment(comment)
     return item
+
+
+def _table(values: Mapping[str, Any], sources: Mapping[str, str], path: str) -> Any:
+    """A table inside one of the config's, an observer's options for instance: a comment for each of its values."""
+    table = tomlkit.table()
+    for key, value in values.items():
+        inner = f"{path}.{key}"
+        default = f"{DEFAULT} of {path.rpartition('.')[2]}"
+        item = _table(value, sources, inner) if isinstance(value, dict) else _item(value, sources.get(inner, default))  # pyright: ignore[reportUnknownArgumentType]
+        table.append(key, item)
+    return table
 
 
 def _source(sources: Mapping[str, str], path: str) -> str | None:

@@ -6,7 +6,9 @@ import difflib
 import enum
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 import attrs
@@ -18,6 +20,7 @@ from cattrs.gen import make_dict_structure_fn
 from crossdock.errors import ConfigValueError
 
 T = TypeVar("T")
+_READ: ContextVar[list[object] | None] = ContextVar("options_read", default=None)
 HELP = "help"
 """Key of an attrs field's metadata that holds its one-line help."""
 
@@ -54,7 +57,21 @@ def read_options(options_class: type[T], options: Mapping[str, object], *, where
     value, problems = try_read_options(options_class, options, where=where)
     if problems or value is None:
         raise ConfigValueError(problems)
+    seen = _READ.get()
+    if seen is not None:
+        seen.append(value)
     return value
+
+
+@contextmanager
+def options_read() -> Generator[list[object]]:
+    """Collects what ``read_options`` returns in the block, so that a plugin's options can be shown without knowing their class."""
+    found: list[object] = []
+    token = _READ.set(found)
+    try:
+        yield found
+    finally:
+        _READ.reset(token)
 
 
 def try_read_options(

@@ -11,6 +11,7 @@ from crossdock.cli.flags import ConfigFlags
 from crossdock.config_load import file_layer, load_config
 from crossdock.config_render import config_differences, render_config
 from crossdock.errors import UsageError
+from crossdock.option_defaults import with_plugin_defaults
 from crossdock.rank_plan import plan_rank
 
 config_app = App(name="config", help="Show, validate and compare configurations.")
@@ -27,9 +28,12 @@ def show(file: Path | None = None, /, *, resolved: bool = False, flags: ConfigFl
     file
         TOML file, as ``--config``.
     resolved
-        Every value, defaults and derived widths included, with a comment where it came from.
+        Every value, defaults (those of the chosen plugins too) and derived widths included, with a comment where it came from.
     """
-    print(render_config(_with_file(flags, file).load(), resolved=resolved), end="")
+    loaded = _with_file(flags, file).load()
+    if resolved:
+        loaded = attrs.evolve(loaded, config=with_plugin_defaults(loaded.config))
+    print(render_config(loaded, resolved=resolved), end="")
 
 
 @config_app.command

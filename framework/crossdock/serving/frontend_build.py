@@ -11,6 +11,7 @@ from crossdock.config import Config
 from crossdock.config_render import config_tables, resolved_config
 from crossdock.errors import ConfigFileError, RuntimeFault
 from crossdock.groups import leader_ranks
+from crossdock.option_defaults import with_plugin_defaults
 from crossdock.rank_plan import RankPlan
 from crossdock.serving.chat_template import load_chat_template
 from crossdock.serving.control_calls import RankSender
@@ -72,7 +73,7 @@ def make_frontend(config: Config, plan: RankPlan, sender: RankSender) -> Fronten
         chat_template=template,
         engine=engine,
         metrics=metrics,
-        info={"version": crossdock.__version__, "config": config_tables(resolved_config(config))},
+        info={"version": crossdock.__version__, "config": config_tables(resolved_config(with_plugin_defaults(config)))},
         api_keys=read_api_keys(config.server.api_key_file),
         max_body_bytes=config.server.max_body_mib * 2**20,
     )

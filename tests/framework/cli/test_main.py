@@ -97,6 +97,37 @@ def test_an_empty_file_is_the_defaults(capsys: pytest.CaptureFixture[str], tmp_p
     assert run(capsys, "config", "show", "--config", str(empty)) == (0, "", "")
 
 
+def test_the_resolved_config_holds_the_options_of_the_chosen_plugins_and_reads_back(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--ranks", "2", "--dispatcher", "alltoallv"]
+    sets = [
+        "strategy.name=two_batch",
+        "strategy.min_decode_rows=7",
+        'observer.names=["prometheus"]',
+        "observer.prometheus.every_steps=5",
+    ]
+    code, text, _ = run(capsys, "config", "show", "--resolved", *words, *(f"--set={one}" for one in sets))
+    assert code == 0
+    assert "min_decode_rows = 7 # --set" in text
+    assert "min_prefill_rows = 512 # default of two_batch" in text
+    assert "one_round_bytes = 262144 # default of alltoallv" in text
+    assert 'folder = "" # default of prometheus' in text
+    assert "every_steps = 5 # --set" in text
+    file = tmp_path / "resolved.toml"
+    file.write_text(text)
+    code, again, _ = run(capsys, "config", "show", "--resolved", str(file))
+    assert code == 0
+    assert tomllib.loads(again) == tomllib.loads(text)
+    assert "default" not in again.replace('"default"', "")
+
+
+def test_a_plugin_that_cannot_be_asked_is_shown_as_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "config", "show", "--resolved", "--set", "padding.name=nobodys", "--set", "padding.x=1")
+    assert code == 0
+    assert 'name = "nobodys" # --set\nx = 1 # --set' in text
+
+
 @pytest.mark.parametrize("words", [["show"], ["show", "--resolved"], ["validate"]])
 def test_the_file_of_a_configuration_needs_no_flag(
     capsys: pytest.CaptureFixture[str], words: list[str], config_file: Path
