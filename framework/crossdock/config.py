@@ -142,6 +142,9 @@ class EplbConfig:
         default=1 << 25,
         validator=at_least(1),
     )
+    transport: Literal["auto", "gloo"] = option(
+        "of experts that move; auto: NCCL between GPUs, gloo between CPUs; gloo: by way of host memory", default="auto"
+    )
     late_s: float = option(
         "a plan, or the transfer of a layer, that takes longer is given up and tried again at a later decision",
         default=60.0,

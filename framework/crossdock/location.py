@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import attrs
+
 from crossdock.errors import InvalidPlacement
 from crossdock.plugin_call import build
 from crossdock.registry import load_plugin
@@ -42,19 +44,27 @@ def placement_maps(placement: Placement, device: torch.device, *, max_replicas: 
     """
     import torch
 
+    maps = _empty_maps(placement, torch.device("cpu"), max_replicas)
+    if device.type != "cpu":
+        maps = attrs.evolve(_empty_maps(placement, device, max_replicas), on_host=maps)
+    for layer in range(placement.num_layers):
+        overwrite_layer(maps, layer, placement)
+    return maps
+
+
+def _empty_maps(placement: Placement, device: torch.device, max_replicas: int) -> PlacementMaps:
+    import torch
+
     from crossdock.types.location import PlacementMaps
 
     num_layers, num_physical = placement.physical_to_logical.shape
     num_logical = placement.replica_counts.shape[1]
     width = replica_width(num_physical, num_logical, max_replicas)
-    maps = PlacementMaps(
+    return PlacementMaps(
         physical_to_logical=torch.empty((num_layers, num_physical), dtype=torch.int64, device=device),
         logical_to_physical=torch.full((num_layers, num_logical, width), -1, dtype=torch.int64, device=device),
         replica_counts=torch.empty((num_layers, num_logical), dtype=torch.int64, device=device),
     )
-    for layer in range(num_layers):
-        overwrite_layer(maps, layer, placement)
-    return maps
 
 
 def overwrite_layer(maps: PlacementMaps, layer: int, placement: Placement) -> None:
@@ -79,7 +89,12 @@ def overwrite_layer(maps: PlacementMaps, layer: int, placement: Placement) -> No
             f"layer row {layer}: an expert has {most} replicas and the maps hold {width}; raise eplb.max_replicas"
         )
     kept = min(width, replicas.shape[1])
-    maps.physical_to_logical[layer].copy_(torch.as_tensor(slots))
-    maps.logical_to_physical[layer].fill_(-1)
-    maps.logical_to_physical[layer, :, :kept].copy_(torch.as_tensor(replicas[:, :kept].copy()))
-    maps.replica_counts[layer].copy_(torch.as_tensor(placement.replica_counts[layer]))
+    host = maps.host
+    host.physical_to_logical[layer].copy_(torch.as_tensor(slots))
+    host.logical_to_physical[layer].fill_(-1)
+    host.logical_to_physical[layer, :, :kept].copy_(torch.as_tensor(replicas[:, :kept].copy()))
+    host.replica_counts[layer].copy_(torch.as_tensor(placement.replica_counts[layer]))
+    if maps.on_host is not None:
+        for name in ("physical_to_logical", "logical_to_physical", "replica_counts"):
+            # Pinned, or the copy would wait for the step that is running.
+            getattr(maps, name)[layer].copy_(getattr(host, name)[layer].pin_memory(), non_blocking=True)

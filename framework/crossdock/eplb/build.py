@@ -16,7 +16,9 @@ from crossdock.eplb.load_segments import LoadSegments
 from crossdock.eplb.manager import EplbManager
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors, slot_bytes
-from crossdock.eplb.transfer import GlooCarrier, LocalCarrier, SliceCarrier
+from crossdock.eplb.transfer import LocalCarrier, SliceCarrier
+from crossdock.eplb.transfer_gloo import GlooCarrier
+from crossdock.eplb.transfer_nccl import NcclCarrier
 from crossdock.eplb.verbs import PlacementVerbs
 from crossdock.errors import ConfigValueError
 from crossdock.groups import GroupAxis, group_ranks
@@ -173,7 +175,9 @@ def _carrier(plan: RankPlan, comms: RankComms) -> SliceCarrier:
         return LocalCarrier()
     partition = group_ranks(plan.sizes, GroupAxis.MOE_EP)
     # Longer than a move may take, so that lateness is found by the vote and not by the library.
-    return GlooCarrier(comms.moe_ep.ranks, partition, timeout_s=max(30.0, 4 * plan.config.eplb.late_s))
+    timeout_s = max(30.0, 4 * plan.config.eplb.late_s)
+    over_nccl = plan.config.launch.device == "cuda" and plan.config.eplb.transport == "auto"
+    return (NcclCarrier if over_nccl else GlooCarrier)(comms.moe_ep.ranks, partition, timeout_s=timeout_s)
 
 
 def _settings(plan: RankPlan) -> EplbSettings:

@@ -51,7 +51,7 @@ class LivePlacement:
     clock: Callable[[], float] = time.perf_counter
 
     def __attrs_post_init__(self) -> None:
-        self.slots = self.maps.physical_to_logical.cpu().numpy().copy()
+        self.slots = self.maps.host.physical_to_logical.numpy().copy()
 
     @property
     def num_layers(self) -> int:

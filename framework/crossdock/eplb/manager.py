@@ -183,6 +183,7 @@ class EplbManager:
         """All ranks together: the layer under way keeps its placement, and a later decision tries again."""
         if isinstance(job, MovingJob):
             job.transfer.give_up()
+            self.carrier.abandon()
             self._must_renew = True
         job.progress.reason = f"{job.progress.reason}; given up: {why}" if job.progress.reason else why
         self._end(job.progress, "rolled_back")

@@ -45,7 +45,7 @@ class PlacementVerbs:
         """The placement in force, and what is under way."""
         progress = None if self.manager is None else self.manager.progress
         return {
-            "physical_to_logical_map": self.maps.physical_to_logical.tolist(),
+            "physical_to_logical_map": self.maps.host.physical_to_logical.tolist(),
             "num_logical_experts": self.maps.replica_counts.shape[1],
             "layers": list(self.layers),
             "expert_bytes": self.expert_bytes,

@@ -17,7 +17,8 @@ from crossdock.eplb.load_segments import LoadSegments
 from crossdock.eplb.manager import EplbManager
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors
-from crossdock.eplb.transfer import GlooCarrier, LocalCarrier, SliceCarrier, SliceTransfer, TransferTicket
+from crossdock.eplb.transfer import LocalCarrier, SliceCarrier, SliceTransfer, TransferTicket
+from crossdock.eplb.transfer_gloo import GlooCarrier
 from crossdock.groups import resolve_sizes
 from crossdock.location import placement_maps
 from crossdock.placement import trivial_placement
@@ -131,6 +132,9 @@ class SabotagedCarrier:
             ticket.error = ConnectionError("the cable was pulled")
             ticket.finished.set()
         return ticket
+
+    def abandon(self) -> None:
+        self.inner.abandon()
 
     def renew(self) -> None:
         self.renewals += 1

@@ -36,6 +36,13 @@ class PlacementMaps:
     """[L, E, X] int64, padded with -1."""
     replica_counts: torch.Tensor
     """[L, E] int64."""
+    on_host: PlacementMaps | None = None
+    """The same on the host, for maps of a GPU."""
+
+    @property
+    def host(self) -> PlacementMaps:
+        """For those who look at the numbers: reading them never waits for a GPU."""
+        return self if self.on_host is None else self.on_host
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 
 import torch
-from crossdock.eplb.transfer import Arriving, GlooCarrier, LocalCarrier, Outgoing, SliceTransfer, TransferTicket
+from crossdock.eplb.transfer import Arriving, LocalCarrier, Outgoing, SliceTransfer, TransferTicket
+from crossdock.eplb.transfer_gloo import GlooCarrier
 from crossdock.testing.world import RankContext, RankPool
 
 Pool = Callable[[int], RankPool]
@@ -74,6 +75,7 @@ def fail_then_renew(context: RankContext) -> tuple[str, str, int]:
         carried(second)
     first.give_up()
     second.give_up()
+    carrier.abandon()
     carrier.renew()
     third = exchange(whole)
     carried(third)

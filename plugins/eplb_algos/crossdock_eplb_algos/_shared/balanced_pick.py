@@ -51,7 +51,8 @@ class BalancedPick:
         self._rule = rule
         self._form = form
         num_layers, self._num_experts = spec.maps.replica_counts.shape
-        self._layers = [self._choice(self._table(layer)) for layer in range(num_layers)]
+        device = spec.maps.replica_counts.device
+        self._layers = [self._choice(self._table(layer).to(device)) for layer in range(num_layers)]
 
     def pick(self, layer: int, topk_ids: torch.Tensor) -> torch.Tensor:
         """[n, K] int64 logical ids (-1 where a row carries no token) -> physical ids. A collective, where ranks hold different rows."""
@@ -84,8 +85,7 @@ class BalancedPick:
 
     def _table(self, layer: int) -> CopyTable:
         maps = self._spec.maps
-        replicas = maps.logical_to_physical[layer].cpu().numpy()
-        return copy_table(replicas, self._spec.topology, maps.replica_counts.device)
+        return copy_table(maps.host.logical_to_physical[layer].numpy(), self._spec.topology)
 
     def _choice(self, table: CopyTable) -> LayerChoice:
         if table.slots.device.type != "cpu":

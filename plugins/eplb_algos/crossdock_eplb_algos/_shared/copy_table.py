@@ -42,14 +42,19 @@ class CopyTable:
         """R."""
         return int(self.slots.shape[1])
 
+    def to(self, device: torch.device) -> CopyTable:
+        """The same there."""
+        return CopyTable(**{name: getattr(self, name).to(device) for name in attrs.fields_dict(CopyTable)})
+
     def overwrite(self, other: CopyTable) -> None:
-        """Takes the content of a table of the same sizes, in place."""
+        """Takes the content of a host table of the same sizes, in place and without waiting for a GPU."""
         for name in attrs.fields_dict(CopyTable):
-            getattr(self, name).copy_(getattr(other, name))
+            own, new = getattr(self, name), getattr(other, name)
+            own.copy_(new.pin_memory() if own.is_cuda else new, non_blocking=True)
 
 
-def copy_table(replicas: Ints, topology: Topology, device: torch.device | None = None) -> CopyTable:
-    """The table of a layer, from the slots of each logical expert: [E, X], padded with -1, in slot order."""
+def copy_table(replicas: Ints, topology: Topology) -> CopyTable:
+    """The table of a layer on the host, from the slots of each logical expert: [E, X], padded with -1, in slot order."""
     num_experts, num_ranks = len(replicas), topology.num_gpus
     owner, place = np.nonzero(replicas >= 0)
     slot = replicas[owner, place]
@@ -71,11 +76,11 @@ def copy_table(replicas: Ints, topology: Topology, device: torch.device | None =
     expert, rank = np.nonzero((on_rank >= 0) & (num_copies == 1)[:, None])
     only[rank, on_rank[expert, rank] % topology.slots_per_gpu] = expert
     return CopyTable(
-        experts=torch.from_numpy(experts).to(device),
-        slots=torch.from_numpy(slots).to(device),
-        only_experts=torch.from_numpy(only).to(device),
-        row_of_expert=torch.from_numpy(row_of_expert).to(device),
-        first_slot=torch.from_numpy(replicas[:, 0].copy()).to(device),
+        experts=torch.from_numpy(experts),
+        slots=torch.from_numpy(slots),
+        only_experts=torch.from_numpy(only),
+        row_of_expert=torch.from_numpy(row_of_expert),
+        first_slot=torch.from_numpy(replicas[:, 0].copy()),
     )
 
 

@@ -25,7 +25,7 @@ needs_triton = pytest.mark.skipif(
 
 def table_of(slots: list[int], num_experts: int) -> CopyTable:
     replicas = Placement.from_physical([slots], num_experts).logical_to_physical[0]
-    return copy_table(replicas, TOPOLOGY, DEVICE)
+    return copy_table(replicas, TOPOLOGY).to(DEVICE)
 
 
 def drawn_shares(table: CopyTable, totals: torch.Tensor, seed: int) -> torch.Tensor:

@@ -50,15 +50,11 @@ def solved(problem: Problem, form: str) -> torch.Tensor:
     if form == "steps":
         return even_shares(tokens, table)
     if form == "kernel":
-        return even_shares_compiled(tokens.to(DEVICE), to_device(table)).cpu()
+        return even_shares_compiled(tokens.to(DEVICE), table.to(DEVICE)).cpu()
     copies = layer_copies(table)
     fill = WaterFill(copies, form=form)
     assert fill.form == form
     return shares_of_table(copies, fill.solve(tokens), table)
-
-
-def to_device(table: CopyTable) -> CopyTable:
-    return CopyTable(**{name: getattr(table, name).to(DEVICE) for name in attrs.fields_dict(CopyTable)})
 
 
 def fullest(problem: Problem, shares: torch.Tensor) -> float:

@@ -48,10 +48,11 @@ class StaticPicker:
 
     def placement_changed(self, layer: int) -> None:
         maps = self._spec.maps
-        lists = int_rows(maps.logical_to_physical[layer])
+        lists = int_rows(maps.host.logical_to_physical[layer])
         replica_lists = [[slot for slot in replicas if slot >= 0] for replicas in lists]
         draw = random.Random()
         draw.setstate(self._states[layer])
         picks = picks_of_layer(replica_lists, self._cluster, draw)
         self._states[layer + 1] = draw.getstate()
-        self._table[layer].copy_(torch.tensor(picks[self._spec.place.moe_ep_rank], dtype=torch.int64))
+        own = torch.tensor(picks[self._spec.place.moe_ep_rank], dtype=torch.int64)
+        self._table[layer].copy_(own.pin_memory() if self._table.is_cuda else own, non_blocking=True)
