@@ -25,10 +25,7 @@ STRATEGIES = ("two_batch", "two_batch_mixed")
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return {
-        family: save_tiny_model(folder / family, family, **WIDE_FIELDS[family])
-        for family in ("qwen3_moe", "deepseek_v3")
-    }
+    return {family: save_tiny_model(folder / family, family, **WIDE_FIELDS[family]) for family in WIDE_FIELDS}
 
 
 def steps_of(lengths: Sequence[Sequence[Mapping[int, int]]]) -> list[list[Work]]:
@@ -82,7 +79,7 @@ def check(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", WIDE_FIELDS)
 def test_overlapped_steps_have_the_bits_of_sequential_ones(
     rank_pool: Callable[[int], RankPool], checkpoints: Mapping[str, Path], family: str, strategy: str
 ) -> None:
