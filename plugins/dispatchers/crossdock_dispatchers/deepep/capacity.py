@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from crossdock.errors import CapacityTooSmall
 from crossdock.types.capability import Refusal
 
@@ -49,6 +51,12 @@ def low_latency_capacity(options: DeepEpOptions, needed: int) -> int:
     if refusal is not None:
         raise CapacityTooSmall(refusal.sentence, needed=refusal.needed or needed)
     return options.low_latency_rows or needed
+
+
+def aligned_capacity(rows: int, ranks: int, alignment: int) -> int:
+    """At least ``rows``, so that an expert's places, this many of every rank, are a multiple of the experts' alignment."""
+    step = alignment // math.gcd(alignment, ranks)
+    return -(-rows // step) * step
 
 
 def queue_depth(capacity: int, current: int) -> int:

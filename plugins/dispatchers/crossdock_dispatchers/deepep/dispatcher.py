@@ -18,7 +18,7 @@ from crossdock.types.dispatch import Pending, Received, ReceiveLayout, ScaleForm
 from crossdock.types.step import DispatchMode
 
 from crossdock_dispatchers.deepep.capabilities import deepep_capabilities
-from crossdock_dispatchers.deepep.capacity import low_latency_capacity, needed_low_latency_rows
+from crossdock_dispatchers.deepep.capacity import aligned_capacity, low_latency_capacity, needed_low_latency_rows
 from crossdock_dispatchers.deepep.library import BufferPlan, make_buffer
 
 if TYPE_CHECKING:
@@ -91,9 +91,10 @@ class DeepEpDispatcher:
 
     def __init__(self, spec: DispatcherSpec, options: DeepEpOptions, library: Any, group: ProcessGroup) -> None:
         needed = needed_low_latency_rows(options, spec.max_rows_per_rank, spec.max_decode_rows_per_rank)
-        self._capacity = 0 if options.mode == "normal" else low_latency_capacity(options, needed)
+        capacity = 0 if options.mode == "normal" else low_latency_capacity(options, needed)
+        self._capacity = aligned_capacity(capacity, spec.sizes.ranks, spec.expert_alignment)
         self._spec = spec
-        self._capabilities = deepep_capabilities(spec.sizes, options, self._capacity or None)
+        self._capabilities = deepep_capabilities(spec.sizes, options, capacity or None)
         self._quantised = options.wire == "fp8" or (options.wire == "auto" and spec.wire_dtype is WireDtype.FP8_BLOCK)
         self._split = spec.max_in_flight > 1
         self._library = library

@@ -1,0 +1,383 @@
+"""The ``deepep`` dispatcher without a GPU: options, capacity, refusals, and the bookkeeping of handles over a library that is played by gloo."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+import torch
+import torch.distributed as dist
+from crossdock.dispatch_guard import GuardedDispatcher
+from crossdock.errors import CapacityTooSmall, ConfigValueError, DispatchMisuse, PluginImportFailed
+from crossdock.groups import resolve_sizes
+from crossdock.ops.quantise_rows import quantise_rows
+from crossdock.options import read_options
+from crossdock.plugin_call import call_hook
+from crossdock.registry import load_plugin
+from crossdock.testing.dispatch_flights import Flight
+from crossdock.testing.dispatch_scenarios import DispatchScenario, routed_rows
+from crossdock.testing.world import RankContext, RankPool
+from crossdock.types.capability import Environment, Refusal
+from crossdock.types.dispatch import DispatcherCapabilities, DispatcherSpec, DispatchStep, ReceiveLayout, WireDtype
+from crossdock.types.step import DispatchMode
+from crossdock_dispatchers.deepep.capacity import aligned_capacity, queue_depth
+from crossdock_dispatchers.deepep.dispatcher import DeepEpDispatcher
+from crossdock_dispatchers.deepep.library import BufferPlan, load_deep_ep
+from crossdock_dispatchers.deepep.options import DeepEpOptions
+
+TWO = resolve_sizes(ranks=2, attn_dp_size=2)
+HIDDEN_SIZE, CAPACITY, EXPERTS_A_RANK = 256, 64, 3
+TOLERANCES = {"bf16": 2e-2, "fp8": 8e-2}
+"""Partial sums of 8 bits; rows of 3 bits on the wire."""
+
+
+class PlayedConfig:
+    def get_nvl_buffer_size_hint(self, row_bytes: int, ranks: int) -> int:
+        return row_bytes * ranks
+
+    def get_rdma_buffer_size_hint(self, row_bytes: int, ranks: int) -> int:
+        return 0
+
+
+class PlayedEvent:
+    def current_stream_wait(self) -> None:
+        pass
+
+
+def exchanged(value: Any) -> list[Any]:
+    """Everybody's value, in rank order."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+class PlayedBuffer:
+    """``deep_ep.Buffer`` as its documentation says it behaves, over gloo; no empty tensor is taken, and a handle serves once."""
+
+    num_sms = 20
+
+    def __init__(self, group: Any, nvl_bytes: int, rdma_bytes: int, *, low_latency_mode: bool, num_qps_per_rank: int):
+        self.sizes = (nvl_bytes, rdma_bytes, low_latency_mode, num_qps_per_rank)
+        self.open_handles: set[int] = set()
+        self.calls: list[str] = []
+
+    @classmethod
+    def set_num_sms(cls, num_sms: int) -> None:
+        cls.num_sms = num_sms
+
+    @staticmethod
+    def get_dispatch_config(ranks: int) -> PlayedConfig:
+        return PlayedConfig()
+
+    get_combine_config = get_dispatch_config
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(rows: int, hidden: int, ranks: int, experts: int) -> int:
+        return 4 * rows * hidden * experts
+
+    @staticmethod
+    def capture() -> PlayedEvent:
+        return PlayedEvent()
+
+    def get_dispatch_layout(self, ids: torch.Tensor, experts: int, **ordering: Any) -> tuple[Any, ...]:
+        assert ids.numel(), "the library asserts on an empty tensor"
+        per_rank = experts // dist.get_world_size()
+        in_rank = torch.stack([(ids // per_rank == r).any(dim=1) & (ids >= 0).any(dim=1) for r in range(2)], dim=1)
+        return in_rank.sum(dim=0), None, torch.bincount(ids[ids >= 0], minlength=experts), in_rank, PlayedEvent()
+
+    def dispatch(self, x: Any, *, topk_idx: torch.Tensor, topk_weights: torch.Tensor, expert_alignment: int, **_: Any) -> tuple[Any, ...]:  # fmt: skip
+        payload, scales = x if isinstance(x, tuple) else (x, None)
+        raw = payload.view(torch.uint8) if scales is not None else payload
+        first = dist.get_rank() * EXPERTS_A_RANK
+        rows, found_scales, ids, weights, sources = [], [], [], [], []
+        for source_raw, source_scales, source_ids, source_weights in exchanged((raw, scales, topk_idx, topk_weights)):
+            here = (source_ids >= first) & (source_ids < first + EXPERTS_A_RANK)
+            mine = here.any(dim=1)
+            rows.append(source_raw[mine])
+            found_scales.append(None if source_scales is None else source_scales[mine])
+            ids.append(torch.where(here, source_ids - first, -1)[mine])
+            weights.append(torch.where(here, source_weights, 0.0)[mine])
+            sources.append(mine.nonzero().flatten())
+        received, local_ids = torch.cat(rows), torch.cat(ids)
+        counts = [-(-int((local_ids == e).sum()) // expert_alignment) * expert_alignment for e in range(EXPERTS_A_RANK)]
+        handle = (sources, payload.shape[0])
+        self._open("dispatch", handle)
+        if scales is not None:
+            received = (received.view(torch.float8_e4m3fn), torch.cat(found_scales))
+        return received, local_ids, torch.cat(weights), counts, handle, PlayedEvent()
+
+    def combine(self, x: torch.Tensor, handle: Any, **_: Any) -> tuple[Any, ...]:
+        self._close("combine", handle)
+        assert x.dtype is torch.bfloat16
+        sources, num_rows = handle
+        parts = x.split([len(rows) for rows in sources])
+        total = torch.zeros(num_rows, x.shape[1])
+        for all_parts, all_sources in exchanged((parts, sources)):
+            total.index_add_(0, all_sources[dist.get_rank()], all_parts[dist.get_rank()].float())
+        return total.to(torch.bfloat16), None, PlayedEvent()
+
+    def low_latency_dispatch(self, x: torch.Tensor, ids: torch.Tensor, capacity: int, experts: int, *, use_fp8: bool, return_recv_hook: bool) -> tuple[Any, ...]:  # fmt: skip
+        assert 0 < len(x) <= capacity
+        first, places = dist.get_rank() * EXPERTS_A_RANK, capacity * dist.get_world_size()
+        packed = torch.full((EXPERTS_A_RANK, places, x.shape[1]), float("nan"), dtype=torch.bfloat16)
+        counts = torch.zeros(EXPERTS_A_RANK, dtype=torch.int32)
+        origin = torch.full((EXPERTS_A_RANK, places, 3), -1)
+        for source, (rows, source_ids) in enumerate(exchanged((x, ids))):
+            for row, k in (source_ids // EXPERTS_A_RANK == dist.get_rank()).nonzero().tolist():
+                if source_ids[row, k] < 0:
+                    continue
+                expert = int(source_ids[row, k]) - first
+                packed[expert, counts[expert]] = rows[row]
+                origin[expert, counts[expert]] = torch.tensor([source, row, k])
+                counts[expert] += 1
+        handle = (origin, len(x))
+        self._open("low_latency_dispatch", handle)
+        payload: Any = packed
+        if use_fp8:
+            flat, scales = quantise_rows(packed.nan_to_num().flatten(0, 1).float())
+            payload = (flat.view_as(packed), scales.view(EXPERTS_A_RANK, places, -1))
+        return payload, counts, handle, PlayedEvent(), (self._hook if return_recv_hook else None)
+
+    def low_latency_combine(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, handle: Any, *, return_recv_hook: bool) -> tuple[Any, ...]:  # fmt: skip
+        self._close("low_latency_combine", handle)
+        origin, num_rows = handle
+        total = torch.zeros(num_rows, x.shape[2])
+        for rows, sources in exchanged((x, origin)):
+            for expert, place in (sources[..., 0] == dist.get_rank()).nonzero().tolist():
+                _, row, k = sources[expert, place].tolist()
+                total[row] += weights[row, k] * rows[expert, place].float()
+        return total.to(torch.bfloat16), PlayedEvent(), (self._hook if return_recv_hook else None)
+
+    def _hook(self) -> None:
+        self.calls.append("hook")
+
+    def _open(self, call: str, handle: Any) -> None:
+        self.calls.append(call)
+        self.open_handles.add(id(handle))
+
+    def _close(self, call: str, handle: Any) -> None:
+        self.calls.append(call)
+        self.open_handles.remove(id(handle))
+
+
+class PlayedLibrary:
+    """The module."""
+
+    Buffer = PlayedBuffer
+
+
+def played_dispatcher(
+    context: RankContext, options: DeepEpOptions, scenario: DispatchScenario, in_flight: int = 1
+) -> tuple[DeepEpDispatcher, GuardedDispatcher]:
+    spec = DispatcherSpec(
+        sizes=scenario.sizes,
+        place=context.place(scenario.sizes),
+        comms=context.comms_of(scenario.sizes),
+        hidden_size=scenario.hidden_size,
+        top_k=scenario.top_k,
+        num_physical_experts=scenario.num_physical_experts,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        max_rows_per_rank=CAPACITY,
+        max_decode_rows_per_rank=CAPACITY,
+        max_in_flight=in_flight,
+        expert_alignment=8,
+        wire_dtype=WireDtype.NATIVE,
+    )
+    inner = DeepEpDispatcher(spec, options, PlayedLibrary, dist.group.WORLD)
+    return inner, GuardedDispatcher(inner, spec)
+
+
+SCENARIO = DispatchScenario(sizes=TWO, live_tokens=(5, 8), dtype="bfloat16", hidden_size=HIDDEN_SIZE)
+
+
+def fly_played(context: RankContext, mode: str, wire: str, scenario: DispatchScenario) -> tuple[float, int, list[str]]:
+    """Relative error of a round trip, (row, expert) pairs that came, and the library's calls."""
+    options = DeepEpOptions(mode=mode, wire=wire)  # type: ignore[arg-type]
+    inner, dispatcher = played_dispatcher(context, options, scenario)
+    flight = Flight(context, dispatcher, scenario)
+    inner._buffer.calls.clear()
+    flight.dispatch_begin()
+    flight.experts()
+    error = flight.combine_end()
+    assert not inner._buffer.open_handles, "a handle was not given back"
+    return error, flight.received_pairs, inner._buffer.calls
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp8"])
+@pytest.mark.parametrize("mode", ["normal", "low_latency"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"live_tokens": (0, 3)}, {"live_tokens": (0, 0)}, {"routing": "first_rank"}, {"routing": "holes"}, {"routing": "nowhere"}],
+    ids=str,
+)  # fmt: skip
+def test_a_round_trip_gives_the_weighted_sum(
+    mode: str, wire: str, changes: dict[str, Any], rank_pool: Callable[[int], RankPool]
+) -> None:
+    scenario = attrs.evolve(SCENARIO, **changes)
+    reports = rank_pool(2).run(fly_played, mode, wire, scenario)
+    wanted = int((routed_rows(scenario).topk_ids >= 0).sum())
+    assert sum(pairs for _, pairs, _ in reports) == wanted
+    for error, _, calls in reports:
+        assert error <= TOLERANCES[wire]
+        protocol = "" if mode == "normal" else "low_latency_"
+        assert calls == [f"{protocol}dispatch", f"{protocol}combine"]
+
+
+def alternate(context: RankContext, order: str) -> list[float]:
+    """Two micro-batches in flight, one in each protocol; letters as in the conformance kit."""
+    _, dispatcher = played_dispatcher(context, DeepEpOptions(), SCENARIO, in_flight=2)
+    errors: list[float] = []
+    modes = {"a": DispatchMode.NORMAL, "b": DispatchMode.LOW_LATENCY}
+    flights = {letter: Flight(context, dispatcher, SCENARIO, slot=slot) for slot, letter in enumerate(modes)}
+
+    def begin(letter: str) -> None:
+        rows = routed_rows(SCENARIO).held(dispatcher.capabilities.input_rows, SCENARIO, context.rank)
+        step = DispatchStep(mode=modes[letter])
+        flights[letter].pending = dispatcher.dispatch_begin(
+            rows.hidden_states, rows.topk_ids, rows.topk_weights, step, flights[letter].slot
+        )
+
+    moves = {
+        letter: iter((functools.partial(begin, letter), flight.experts, flight.combine_end))
+        for letter, flight in flights.items()
+    }
+    for letter in order:
+        found = next(moves[letter])()
+        errors += [] if found is None else [found]
+    return errors
+
+
+@pytest.mark.parametrize("order", ["ababab", "abbaab", "aabbab"])
+def test_both_protocols_may_be_in_flight_at_once(order: str, rank_pool: Callable[[int], RankPool]) -> None:
+    for errors in rank_pool(2).run(alternate, order):
+        assert len(errors) == 2
+        assert max(errors) <= TOLERANCES["bf16"]
+
+
+def too_many_low_latency_rows(context: RankContext) -> str:
+    """What a low-latency step of more rows than its buffers hold is told; nobody enters a collective."""
+    options = DeepEpOptions(mode="auto", low_latency_rows=CAPACITY)
+    inner, _ = played_dispatcher(context, options, SCENARIO)
+    rows = torch.zeros(CAPACITY + 1, HIDDEN_SIZE, dtype=torch.bfloat16)
+    ids, weights = torch.zeros(CAPACITY + 1, 3, dtype=torch.int64), torch.zeros(CAPACITY + 1, 3)
+    with pytest.raises(DispatchMisuse) as raised:
+        inner.dispatch_begin(rows, ids, weights, DispatchStep(mode=DispatchMode.LOW_LATENCY), 0)
+    return str(raised.value)
+
+
+def test_rows_beyond_the_low_latency_buffers_are_refused_not_lost(rank_pool: Callable[[int], RankPool]) -> None:
+    for message in rank_pool(2).run(too_many_low_latency_rows):
+        assert "set dispatcher.low_latency_rows to 65" in message
+
+
+def answer(options: dict[str, object], **env: Any) -> DispatcherCapabilities | Refusal:
+    facts: dict[str, Any] = {
+        "device": "cuda",
+        "sizes": TWO,
+        "dtype": "bfloat16",
+        "packages": frozenset({"deep_ep"}),
+        "max_rows_per_rank": 8192,
+        "max_decode_rows": 256,
+    }
+    found = call_hook(
+        load_plugin("dispatcher", "deepep"),
+        "dispatcher_capabilities",
+        options=options,
+        env=Environment(**{**facts, **env}),
+    )
+    assert isinstance(found, DispatcherCapabilities | Refusal)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "layouts", "captured", "capacity"),
+    [
+        ("normal", {ReceiveLayout.TOKEN_ROWS}, False, None),
+        ("low_latency", {ReceiveLayout.EXPERT_MAJOR}, True, 512),
+        ("auto", {ReceiveLayout.TOKEN_ROWS, ReceiveLayout.EXPERT_MAJOR}, True, None),
+    ],
+)
+def test_each_mode_says_what_it_hands_over(
+    mode: str, layouts: set[ReceiveLayout], captured: bool, capacity: int | None
+) -> None:
+    found = answer({"mode": mode, "num_sms": 24}, max_rows_per_rank=512)
+    assert isinstance(found, DispatcherCapabilities)
+    assert (found.layouts, found.graph_capture, found.capacity_rows_per_rank) == (layouts, captured, capacity)
+    assert found.communication_sms == (0 if mode == "low_latency" else 24)
+    assert found.wire_dtypes == {WireDtype.NATIVE, WireDtype.FP8_BLOCK}
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "code", "words"),
+    [
+        ({}, {"packages": frozenset()}, "package_missing", "tokenspeed-deepep==1.2.1.post20251110"),
+        ({}, {"dtype": "float32"}, "dtype_not_supported", "checkpoint.dtype = 'bfloat16'"),
+        ({}, {"sizes": resolve_sizes(ranks=3, attn_dp_size=3)}, "rank_count_not_supported", "not on 3"),
+        ({}, {"num_nodes": 2}, "one_mode_across_nodes", "'normal' or 'low_latency'"),
+        ({}, {"max_decode_rows": 2000}, "capacity_too_small", "lower scheduler.max_running_requests"),
+        ({"mode": "low_latency"}, {}, "capacity_too_small", "lower scheduler.max_step_tokens"),
+        ({"low_latency_rows": 128}, {}, "capacity_too_small", "raise dispatcher.low_latency_rows to 256"),
+        ({"low_latency_rows": 4096}, {}, "capacity_too_small", "limit of 1024"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_what_works(
+    options: dict[str, object], env: dict[str, Any], code: str, words: str
+) -> None:
+    found = answer(options, **env)
+    assert isinstance(found, Refusal)
+    assert found.code == code
+    assert words in found.sentence
+
+
+def test_a_refused_capacity_carries_the_number_that_is_needed() -> None:
+    found = answer({"low_latency_rows": 128})
+    assert isinstance(found, Refusal)
+    assert found.needed == 256
+
+
+def test_a_dispatcher_for_more_rows_than_fit_is_not_built() -> None:
+    spec: Any = SimpleNamespace(max_rows_per_rank=9000, max_decode_rows_per_rank=1025)
+    with pytest.raises(CapacityTooSmall) as raised:
+        DeepEpDispatcher(spec, DeepEpOptions(), PlayedLibrary, None)  # type: ignore[arg-type]
+    assert raised.value.needed == 1025
+
+
+def test_one_rank_needs_neither_library_nor_gpu() -> None:
+    found = answer({}, sizes=resolve_sizes(ranks=1), device="cpu", packages=frozenset(), dtype="float32")
+    assert isinstance(found, DispatcherCapabilities)
+    assert found.devices == {"cpu", "cuda"}
+
+
+def test_an_odd_number_of_multiprocessors_is_an_error() -> None:
+    with pytest.raises(ConfigValueError, match="even"):
+        read_options(DeepEpOptions, {"num_sms": 21}, where="[dispatcher]")
+
+
+def test_a_failing_import_names_the_wheel_that_fits() -> None:
+    with pytest.raises(PluginImportFailed, match=r"crossdock\[deepep\]"):
+        load_deep_ep()
+
+
+def test_the_queue_holds_two_requests_for_each_row_and_is_never_made_shorter() -> None:
+    assert queue_depth(128, 0) == 1024
+    assert queue_depth(1024, 0) == 2050
+    assert queue_depth(128, 4096) == 4096
+
+
+def test_places_of_an_expert_are_a_multiple_of_the_alignment_and_the_limit_stays_the_limit() -> None:
+    for rows in (1, 100, 128, 1024):
+        for ranks in (2, 8, 160):
+            found = aligned_capacity(rows, ranks, 128)
+            assert found * ranks % 128 == 0
+            assert rows <= found <= max(1024, rows)
+
+
+def test_queue_pairs_serve_the_protocol_that_needs_more() -> None:
+    plan = BufferPlan(ranks=2, hidden_size=7168, num_experts=256, num_sms=20, normal=True, low_latency_rows=128)
+    assert plan.queue_pairs == 128
+    assert attrs.evolve(plan, low_latency_rows=0).queue_pairs == 20
