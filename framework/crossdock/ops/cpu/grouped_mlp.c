@@ -1,11 +1,14 @@
 /* All local experts of a layer on rows by token: group, gate and up, SwiGLU, down, weighted sum, in one call. */
 #include <stdlib.h>
 
-#include "panel_dot.h"
+#include "block_dot.h"
 
 /* Rows handled at once: their copies stay in the L2 cache while the expert's weights stream past. */
-#define CHUNK_ROWS 48
-_Static_assert(CHUNK_ROWS >= PANEL_ROWS, "a panel's buffers are those of a chunk");
+#define CHUNK_ROWS 256
+/* The most rows that are computed by dots. */
+#define DOT_ROWS (BLOCK_WORTH_IT_BF16 - 1)
+/* Elements between rows in scratch. Not a multiple of a page: the rows of a tile would share one set of the L1 cache. */
+#define ROW_PAD 32
 
 struct grouped_mlp {
     const void *rows;      /* [num_rows, hidden], float32 or bf16 */
@@ -21,8 +24,11 @@ struct grouped_mlp {
 };
 
 struct scratch {
-    float *hidden, *gate_up, *out, *wide;
-    uint16_t *gate_up_half;
+    void *hidden;      /* [CHUNK_ROWS, hidden + ROW_PAD] float32 or bf16_row_t, the rows of an expert */
+    void *inner;       /* [CHUNK_ROWS, intermediate + ROW_PAD] the same, after SwiGLU */
+    float *both, *out; /* [DOT_ROWS, 2 * intermediate + ROW_PAD] and [DOT_ROWS, hidden], for dots */
+    uint32_t *block;   /* [longest, BLOCK_OUTPUTS] */
+    float *wide;       /* [LANES, longest] */
 };
 
 static size_t item_bytes(enum weight_kind kind) { return kind == KIND_F32 ? 4 : kind == KIND_BF16 ? 2 : 1; }
@@ -42,12 +48,11 @@ static void copy_row(const struct grouped_mlp *a, size_t row, enum weight_kind k
     }
 }
 
-/* gate * sigmoid(gate) * up over the gate half, in place. */
-static void swiglu(float *gate_up, size_t intermediate) {
-    for (size_t i = 0; i < intermediate; i += LANES) {
-        floats gate = load_f32(gate_up + i), up = load_f32(gate_up + intermediate + i);
-        *(floats_at *)(gate_up + i) = (floats_at)(gate / (exp_lanes(-gate) + 1.0f) * up);
-    }
+ALWAYS_INLINE floats swiglu(floats gate, floats up) { return gate / (exp_lanes(-gate) + 1.0f) * up; }
+
+/* to += weight * from, `count` a multiple of LANES. */
+ALWAYS_INLINE void add_weighted(const float *from, float weight, float *to, size_t count) {
+    for (size_t c = 0; c < count; c += LANES) *(floats_at *)(to + c) = (floats_at)(load_f32(to + c) + weight * load_f32(from + c));
 }
 
 /* The two matrices of an expert. */
@@ -65,75 +70,108 @@ ALWAYS_INLINE void expert_weights(enum weight_kind kind, const struct grouped_ml
     down->rows_per_half = h;
 }
 
-static float weight_of(const struct grouped_mlp *a, int32_t pair) {
+ALWAYS_INLINE float weight_of(const struct grouped_mlp *a, int32_t pair) {
     return a->weights[pair / a->top_k * a->weights_stride + pair % a->top_k];
 }
 
-/* Up to CHUNK_ROWS rows of an expert, by row dots. */
-ALWAYS_INLINE void expert_chunk(enum weight_kind kind, const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m,
-                                const struct scratch *s) {
+ALWAYS_INLINE float *out_row(const struct grouped_mlp *a, int32_t pair) { return a->out + pair / a->top_k * a->hidden; }
+
+ALWAYS_INLINE void fetch_to_write(const float *from, size_t count) {
+    for (size_t c = 0; c < count; c += 16) __builtin_prefetch(from + c, 1, 2);
+}
+
+/* A few rows of an expert, by row dots. */
+ALWAYS_INLINE void expert_dots(enum weight_kind kind, const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m,
+                               const struct scratch *s) {
     size_t h = a->hidden, i = a->intermediate, row_item = kind == KIND_BF16 ? sizeof(bf16_row_t) : 4;
+    size_t both_stride = 2 * i + ROW_PAD, inner_stride = i + ROW_PAD;
     struct weights gate_up, down;
     expert_weights(kind, a, expert, &gate_up, &down);
 
     /* 1. The expert's rows side by side. */
-    for (size_t r = 0; r < m; r++) copy_row(a, pairs[r] / a->top_k, kind, (char *)s->hidden + r * h * row_item);
+    for (size_t r = 0; r < m; r++) copy_row(a, pairs[r] / a->top_k, kind, (char *)s->hidden + r * (h + ROW_PAD) * row_item);
     /* 2. Gate, up, SwiGLU. */
-    row_dots(kind, s->hidden, m, h, &gate_up, 2 * i, h, s->gate_up, 2 * i, s->wide);
-    for (size_t r = 0; r < m; r++) swiglu(s->gate_up + r * 2 * i, i);
-    const void *inner = s->gate_up;
-    if (kind == KIND_BF16 && sizeof(bf16_row_t) == 2) {
-        for (size_t r = 0; r < m; r++)
-            for (size_t c = 0; c < i; c++) s->gate_up_half[r * 2 * i + c] = to_bf16(s->gate_up[r * 2 * i + c]);
-        inner = s->gate_up_half;
-    }
+    row_dots(kind, s->hidden, m, h + ROW_PAD, &gate_up, 2 * i, h, s->both, both_stride, s->wide);
+    for (size_t r = 0; r < m; r++)
+        for (size_t c = 0; c < i; c += LANES) {
+            floats inner = swiglu(load_f32(s->both + r * both_stride + c), load_f32(s->both + r * both_stride + i + c));
+            if (row_item == 2) store_bf16((uint16_t *)s->inner + r * inner_stride + c, inner);
+            else *(floats_at *)((float *)s->inner + r * inner_stride + c) = (floats_at)inner;
+        }
     /* 3. Down, and the weighted sum into each row. */
-    row_dots(kind, inner, m, 2 * i, &down, h, i, s->out, h, s->wide);
-    for (size_t r = 0; r < m; r++) {
-        float weight = weight_of(a, pairs[r]);
-        float *to = a->out + pairs[r] / a->top_k * h;
-        for (size_t c = 0; c < h; c++) to[c] += weight * s->out[r * h + c];
-    }
+    row_dots(kind, s->inner, m, inner_stride, &down, h, i, s->out, h, s->wide);
+    for (size_t r = 0; r < m; r++) add_weighted(s->out + r * h, weight_of(a, pairs[r]), out_row(a, pairs[r]), h);
 }
 
-/* Up to PANEL_ROWS rows of an expert, by panels; float32 and fp8-block weights. Rows that only fill the panel are zero. */
-ALWAYS_INLINE void expert_panel(enum weight_kind kind, const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m,
-                                const struct scratch *s) {
-    size_t h = a->hidden, i = a->intermediate;
-    float *row = s->out; /* not in use before step 3 */
+/* Rows of the next of `tiles` tiles of nearly equal height. */
+ALWAYS_INLINE size_t tile_rows(size_t left, size_t tiles) { return (left + tiles - 1) / tiles; }
+
+/* Where a tile begins: behind each of them is room for the last whole vector that is written. */
+ALWAYS_INLINE size_t tile_at(size_t row, size_t tile, size_t words) { return row * words + tile * LANES; }
+
+/* Up to CHUNK_ROWS rows of an expert, by blocks of turned weights; `next` is what is read after this expert. */
+ALWAYS_INLINE void expert_blocks(enum weight_kind kind, const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m,
+                                 const void *next, const struct scratch *s) {
+    size_t h = a->hidden, i = a->intermediate, item = item_bytes(kind);
+    int is_pairs = kind == KIND_BF16 && sizeof(bf16_row_t) == 2;
+    size_t tiles = (m + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS, step = item * LANES;
+    size_t hidden_words = words_of(kind, h), inner_words = words_of(kind, i);
+    float sums[BLOCK_TILE_ROWS][BLOCK_OUTPUTS];
     struct weights gate_up, down;
     expert_weights(kind, a, expert, &gate_up, &down);
+    const char *gates = gate_up.data, *ups = gates + i * h * item;
 
-    /* 1. The expert's rows side by side, element by element. */
-    memset(s->hidden, 0, PANEL_ROWS * h * sizeof(float));
-    for (size_t t = 0; t < m; t++) copy_row(a, pairs[t] / a->top_k, kind, row + t * h);
-    for (size_t c = 0; c < h; c += LANES)
-        for (size_t t = 0; t < m; t++)
-            for (size_t lane = 0; lane < LANES; lane++) s->hidden[(c + lane) * PANEL_ROWS + t] = row[t * h + c + lane];
-    /* 2. Gate, up, SwiGLU. */
-    panel_dots(kind, s->hidden, &gate_up, 2 * i, h, s->gate_up, s->wide);
-    swiglu(s->gate_up, i * PANEL_ROWS);
-    /* 3. Down, and the weighted sum into each row. */
-    panel_dots(kind, s->gate_up, &down, h, i, s->out, s->wide);
-    for (size_t c = 0; c < h; c += LANES)
-        for (size_t t = 0; t < m; t++) {
-            float weight = weight_of(a, pairs[t]);
-            float *to = a->out + pairs[t] / a->top_k * h + c;
-            for (size_t lane = 0; lane < LANES; lane++) to[lane] += weight * s->out[(c + lane) * PANEL_ROWS + t];
+    /* 1. The expert's rows in tiles, step by step. */
+    for (size_t t = 0, row = 0, rows; t < tiles; t++, row += rows) {
+        rows = tile_rows(m - row, tiles - t);
+        for (size_t r = 0; r < rows; r++) copy_row(a, pairs[row + r] / a->top_k, kind, (uint32_t *)s->wide + r * hidden_words);
+        turn_rows((const uint32_t *)s->wide, hidden_words, (uint32_t *)s->hidden + tile_at(row, t, hidden_words), rows);
+    }
+    /* 2. LANES gates and as many ups at a time, and SwiGLU. */
+    for (size_t c = 0; c < i; c += LANES) {
+        size_t after = (c + LANES) * h * item;
+        struct ahead ahead = {{gates + after, ups + after}};
+        if (c + LANES == i) ahead = (struct ahead){{down.data, (const char *)down.data + LANES * i * item}};
+        turn_weights(kind, &gate_up, c, h, 0, s->block, s->wide);
+        turn_weights(kind, &gate_up, i + c, h, 1, s->block, s->wide);
+        for (size_t t = 0, row = 0, rows; t < tiles; t++, row += rows) {
+            rows = tile_rows(m - row, tiles - t);
+            block_dots(rows, is_pairs, (const uint32_t *)s->hidden + tile_at(row, t, hidden_words), s->block, hidden_words, &ahead, t ? 0 : step, sums);
+            uint32_t *to = (uint32_t *)s->inner + tile_at(row, t, inner_words) + words_of(kind, c) * rows;
+            words inner[LANES], turned[LANES];
+            for (size_t r = 0; r < rows; r++) {
+                floats value = swiglu(load_f32(sums[r]), load_f32(sums[r] + LANES));
+                if (is_pairs) store_bf16((uint16_t *)&inner[r], value);
+                else inner[r] = (words)value;
+            }
+            turn(inner, turned);
+            for (size_t w = 0; w < words_of(kind, LANES); w++) *(words_at *)(to + w * rows) = turned[w];
         }
+    }
+    /* 3. Down, and the weighted sum into each row. */
+    for (size_t c = 0; c < h; c += BLOCK_OUTPUTS) {
+        const char *after = (const char *)down.data + (c + BLOCK_OUTPUTS) * i * item;
+        struct ahead ahead = {{after, after + LANES * i * item}};
+        if (c + BLOCK_OUTPUTS == h) ahead = (struct ahead){{next, (const char *)next + i * h * item}};
+        for (size_t v = 0; v < BLOCK_VECTORS; v++) turn_weights(kind, &down, c + v * LANES, i, v, s->block, s->wide);
+        for (size_t t = 0, row = 0, rows; t < tiles; t++, row += rows) {
+            rows = tile_rows(m - row, tiles - t);
+            for (size_t r = 0; r < rows; r++) fetch_to_write(out_row(a, pairs[row + r]) + c, BLOCK_OUTPUTS);
+            block_dots(rows, is_pairs, (const uint32_t *)s->inner + tile_at(row, t, inner_words), s->block, inner_words, &ahead, t ? 0 : step, sums);
+            for (size_t r = 0; r < rows; r++) add_weighted(sums[r], weight_of(a, pairs[row + r]), out_row(a, pairs[row + r]) + c, BLOCK_OUTPUTS);
+        }
+    }
 }
 
-static void expert_rows(const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m, const struct scratch *s) {
-    size_t rows;
-    for (size_t done = 0; done < m; done += rows) {
-        int is_panel = a->kind != KIND_BF16 && m - done >= PANEL_WORTH_IT;
-        size_t most = is_panel ? PANEL_ROWS : CHUNK_ROWS;
-        rows = m - done < most ? m - done : most;
-        if (a->kind == KIND_BF16) expert_chunk(KIND_BF16, a, expert, pairs + done, rows, s);
-        else if (a->kind == KIND_F32 && is_panel) expert_panel(KIND_F32, a, expert, pairs + done, rows, s);
-        else if (a->kind == KIND_F32) expert_chunk(KIND_F32, a, expert, pairs + done, rows, s);
-        else if (is_panel) expert_panel(KIND_FP8_BLOCK, a, expert, pairs + done, rows, s);
-        else expert_chunk(KIND_FP8_BLOCK, a, expert, pairs + done, rows, s);
+/* `next`: the weights of the expert after this one. */
+static void expert_rows(const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m, const void *next, const struct scratch *s) {
+    size_t chunks = (m + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    for (size_t chunk = 0, rows; chunk < chunks; chunk++, pairs += rows, m -= rows) {
+        rows = (m + chunks - chunk - 1) / (chunks - chunk);
+        int by_blocks = rows >= (a->kind == KIND_BF16 ? BLOCK_WORTH_IT_BF16 : BLOCK_WORTH_IT);
+        if (a->kind == KIND_BF16) by_blocks ? expert_blocks(KIND_BF16, a, expert, pairs, rows, next, s) : expert_dots(KIND_BF16, a, expert, pairs, rows, s);
+        else if (a->kind == KIND_F32) by_blocks ? expert_blocks(KIND_F32, a, expert, pairs, rows, next, s) : expert_dots(KIND_F32, a, expert, pairs, rows, s);
+        else by_blocks ? expert_blocks(KIND_FP8_BLOCK, a, expert, pairs, rows, next, s) : expert_dots(KIND_FP8_BLOCK, a, expert, pairs, rows, s);
     }
 }
 
@@ -156,27 +194,34 @@ static void group_pairs(const struct grouped_mlp *a, int32_t *starts, int32_t *p
     starts[0] = 0;
 }
 
+/* The next part of a block of memory, on a cache line. */
+static void *take(char **memory, size_t bytes) {
+    void *part = *memory;
+    *memory += (bytes + 63) / 64 * 64;
+    return part;
+}
+
 /* 0, or 1 when there is no memory. */
 int crossdock_grouped_mlp(const struct grouped_mlp *a) {
-    size_t h = a->hidden, i = a->intermediate, experts = a->end_expert - a->first_expert;
-    size_t longest = h > i ? h : i;
-    size_t floats_needed = CHUNK_ROWS * (2 * h + 2 * i) + PANEL_OUTPUTS * longest, halves_needed = CHUNK_ROWS * 2 * i;
-    size_t numbers = experts + 1 + a->num_rows * a->top_k;
-    char *memory = malloc(floats_needed * 4 + halves_needed * 2 + numbers * 4);
+    size_t h = a->hidden, i = a->intermediate, experts = a->end_expert - a->first_expert, longest = h > i ? h : i;
+    size_t hidden = CHUNK_ROWS * (h + ROW_PAD) * 4, inner = CHUNK_ROWS * (i + ROW_PAD) * 4, both = DOT_ROWS * (2 * i + ROW_PAD) * 4;
+    size_t out = DOT_ROWS * h * 4, block = longest * BLOCK_OUTPUTS * 4, wide = longest * LANES * 4;
+    size_t starts_bytes = (experts + 1) * 4, pairs_bytes = a->num_rows * a->top_k * 4;
+    char *memory = aligned_alloc(64, (hidden + inner + both + out + block + wide + starts_bytes + pairs_bytes) / 64 * 64 + 9 * 64);
     if (!memory) return 1;
-    struct scratch s;
-    s.hidden = (float *)memory;
-    s.gate_up = s.hidden + CHUNK_ROWS * h;
-    s.out = s.gate_up + CHUNK_ROWS * 2 * i;
-    s.wide = s.out + CHUNK_ROWS * h;
-    int32_t *starts = (int32_t *)(s.wide + PANEL_OUTPUTS * longest), *pairs = starts + experts + 1;
-    s.gate_up_half = (uint16_t *)(starts + numbers);
+    char *rest = memory;
+    struct scratch s = {take(&rest, hidden), take(&rest, inner), take(&rest, both), take(&rest, out), take(&rest, block), take(&rest, wide)};
+    int32_t *starts = take(&rest, starts_bytes), *pairs = take(&rest, pairs_bytes);
 
     memset(a->out, 0, a->num_rows * h * sizeof(float));
     group_pairs(a, starts, pairs);
-    for (size_t e = 0; e < experts; e++)
+    size_t expert_bytes = 2 * i * h * item_bytes(a->kind);
+    for (size_t e = 0, next; e < experts; e = next) {
+        for (next = e + 1; next < experts && starts[next + 1] == starts[next]; next++) {}
+        size_t read_next = a->first_expert + (next < experts ? next : e);
         if (starts[e + 1] > starts[e])
-            expert_rows(a, a->first_expert + e, pairs + starts[e], starts[e + 1] - starts[e], &s);
+            expert_rows(a, a->first_expert + e, pairs + starts[e], starts[e + 1] - starts[e], (const char *)a->gate_up + read_next * expert_bytes, &s);
+    }
     free(memory);
     return 0;
 }

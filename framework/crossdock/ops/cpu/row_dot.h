@@ -27,6 +27,8 @@
 #endif
 #define LANES (VECTOR_BYTES / 4)
 #define STREAMS 4
+/* Rows of w that are fetched ahead of their use, into the L2 cache: measured from 1 to 8 with 512 columns on Zen 4. */
+#define AHEAD_ROWS 4
 #define SCALE_BLOCK 128
 
 #if defined(__AVX512BF16__)
@@ -43,6 +45,7 @@ typedef float floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef float floats_at __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t words_at __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef uint16_t halves __attribute__((vector_size(VECTOR_BYTES / 2)));
 typedef uint16_t halves_at __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
 typedef uint8_t bytes __attribute__((vector_size(VECTOR_BYTES / 4)));
@@ -111,6 +114,7 @@ ALWAYS_INLINE void tile_f32(int rows, const float *x, size_t x_stride, const flo
     for (size_t i = 0; i < k; i += LANES) {
         floats b[STREAMS];
         for (int j = 0; j < STREAMS; j++) b[j] = load_f32(w + j * stream + i);
+        for (int j = 0; j < STREAMS; j++) __builtin_prefetch(w + j * stream + i + AHEAD_ROWS * k, 0, 2);
         for (int m = 0; m < rows; m++) {
             floats a = load_f32(x + m * x_stride + i);
             for (int j = 0; j < STREAMS; j++) acc[m][j] += a * b[j];
@@ -126,6 +130,7 @@ ALWAYS_INLINE void tile_bf16(int rows, const bf16_row_t *x, size_t x_stride, con
     for (size_t i = 0; i < k; i += BF16_STEP) {
 #if defined(__AVX512BF16__)
         __m512bh b[STREAMS];
+        for (int j = 0; j < STREAMS; j++) __builtin_prefetch(w + j * stream + i + AHEAD_ROWS * k, 0, 2);
         for (int j = 0; j < STREAMS; j++) b[j] = (__m512bh)_mm512_loadu_si512(w + j * stream + i);
         for (int m = 0; m < rows; m++) {
             __m512bh a = (__m512bh)_mm512_loadu_si512(x + m * x_stride + i);
@@ -205,6 +210,14 @@ ALWAYS_INLINE uint16_t to_bf16(float value) {
     memcpy(&bits, &value, sizeof bits);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+ALWAYS_INLINE void store_bf16(uint16_t *to, floats value) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)value));
+#else
+    for (int lane = 0; lane < LANES; lane++) to[lane] = to_bf16(value[lane]);
+#endif
 }
 
 ALWAYS_INLINE float from_bf16(uint16_t half) {
