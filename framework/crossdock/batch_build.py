@@ -5,6 +5,7 @@ First as arrays on the host, then in one upload to the device: one copy costs le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import TypeAlias
 
@@ -60,14 +61,14 @@ def build_batch(work: StepWork, plan: StepPlan, *, attn_dp_rank: int, page_token
         MisuseError: the plan was made for other rows, or a sequence has fewer pages than tokens.
     """
     sequences = work.sequences
-    query_lens = _ints(len(rows.tokens) for rows in sequences)
+    query_lens = _ints([len(rows.tokens) for rows in sequences])
     live, padded = int(query_lens.sum()), plan.padded_tokens[attn_dp_rank]
     if live != plan.live_tokens[attn_dp_rank] or live > padded:
         raise MisuseError(
             f"step {plan.step}: replica {attn_dp_rank} has {live} rows, but the plan was made for "
             f"{plan.live_tokens[attn_dp_rank]} padded to {padded}"
         )
-    starts = _ints(rows.start for rows in sequences)
+    starts = _ints([rows.start for rows in sequences])
     seq_lens = starts + query_lens
     table, num_pages = _page_table(work)
     short = np.flatnonzero(seq_lens > num_pages * page_tokens)
@@ -76,10 +77,10 @@ def build_batch(work: StepWork, plan: StepPlan, *, attn_dp_rank: int, page_token
         raise MisuseError(f"{seq_lens[first]} tokens do not fit into {num_pages[first]} pages of {page_tokens} tokens")
     positions = _ranges(starts, query_lens)
     sequence_of_row = np.repeat(np.arange(len(sequences)), query_lens)
-    num_logits = _ints(rows.num_logit_rows for rows in sequences)
+    num_logits = _ints([rows.num_logit_rows for rows in sequences])
     return HostBatch(
-        token_ids=_ints(chain.from_iterable(rows.tokens for rows in sequences)),
-        sources=np.repeat(_ints(rows.source for rows in sequences), query_lens),
+        token_ids=_ints(list(chain.from_iterable([rows.tokens for rows in sequences]))),
+        sources=np.repeat(_ints([rows.source for rows in sequences]), query_lens),
         positions=positions,
         kv_slots=table[sequence_of_row, positions // page_tokens] * np.int32(page_tokens) + positions % page_tokens,
         page_table=table,
@@ -129,9 +130,8 @@ def upload_batch(batch: HostBatch, plan: StepPlan, sampled: torch.Tensor) -> For
     )
 
 
-def _ints(values: object) -> Ints:
-    """An iterable of integers as an array."""
-    return np.fromiter(values, dtype=np.int32)  # type: ignore[call-overload,no-any-return]
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int32)
 
 
 def _ranges(starts: Ints, counts: Ints) -> Ints:
@@ -142,8 +142,8 @@ def _ranges(starts: Ints, counts: Ints) -> Ints:
 
 def _page_table(work: StepWork) -> tuple[Ints, Ints]:
     """[B, width] pages of each sequence, and how many it has."""
-    num_pages = _ints(len(rows.pages) for rows in work.sequences)
-    flat = _ints(chain.from_iterable(rows.pages for rows in work.sequences))
+    num_pages = _ints([len(rows.pages) for rows in work.sequences])
+    flat = _ints(list(chain.from_iterable([rows.pages for rows in work.sequences])))
     width = int(num_pages.max(initial=1))
     if flat.size == len(num_pages) * width:
         return flat.reshape(-1, width), num_pages

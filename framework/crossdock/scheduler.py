@@ -20,7 +20,7 @@ from crossdock.kv_cache import BlockPool
 from crossdock.scheduled import Scheduled, SchedulerLimits, StepTokens, check_request, replica_load
 from crossdock.sequence import EngineSequence, SequenceState
 from crossdock.sequence_pages import publish_full_pages, release_pages, take_pages
-from crossdock.step_work import PENDING, SequenceRows, StepWork
+from crossdock.step_work import SequenceRows, StepWork
 from crossdock.types.request import EngineOutput, EngineRequest, ReplicaLoad, TokenLogprob
 
 
@@ -94,15 +94,15 @@ class Scheduler:
         if len(self._in_flight) > self.depth:
             raise MisuseError("a step was scheduled while the one before is not complete")
         picked: list[tuple[EngineSequence, SequenceRows]] = []
-        decodes = sum(sequence.is_decoding and not sequence.ends_soon for sequence in self._running)
-        budget = self.limits.max_step_tokens - decodes
+        running = [(sequence, sequence.is_decoding) for sequence in self._running if not sequence.is_complete]
+        budget = self.limits.max_step_tokens - sum(is_decoding for _, is_decoding in running)
         preemptions = self.num_preemptions
-        for sequence in tuple(self._running):
-            if sequence.state is not SequenceState.RUNNING or sequence.is_complete:
+        for sequence, is_decoding in running:
+            if sequence.state is not SequenceState.RUNNING:
                 continue
-            if sequence.is_decoding:
+            if is_decoding:
                 if self._has_page_for_next(sequence):
-                    picked.append((sequence, self._rows(sequence, 1)))
+                    picked.append((sequence, sequence.next_row()))
             elif budget > 0:
                 budget -= self._pick_chunk(sequence, budget, picked)
         if preemptions == self.num_preemptions:
@@ -144,10 +144,10 @@ class Scheduler:
 
     def _has_page_for_next(self, sequence: EngineSequence) -> bool:
         """Makes room for one more token of ``sequence``, preempting those who come after it; False when it had to go itself."""
-        while self.pool.pages_for(sequence.computed + 1) > len(sequence.pages):
+        while sequence.computed >= len(sequence.pages) * self.pool.page_tokens:
             pages = self.pool.allocate(1)
             if pages is not None:
-                sequence.pages.extend(pages)
+                sequence.pages += (*pages,)
                 continue
             victim = self._running[-1]
             self._preempt(victim)
@@ -160,22 +160,8 @@ class Scheduler:
     ) -> int:
         missing = len(sequence.tokens) - sequence.computed
         count = min(missing, budget, self.limits.chunk_tokens)
-        picked.append((sequence, self._rows(sequence, count)))
+        picked.append((sequence, sequence.chunk(count)))
         return count
-
-    def _rows(self, sequence: EngineSequence, count: int) -> SequenceRows:
-        start = sequence.computed
-        end = start + count
-        tokens = tuple(sequence.tokens[start:end])
-        return SequenceRows(
-            tokens=tokens,
-            start=start,
-            pages=tuple(sequence.pages),
-            num_logit_rows=sequence.logit_rows(start, end),
-            is_decode=sequence.is_decoding,
-            samples=sequence.samples_at(end),
-            source=sequence.sampled_at if tokens[-1] == PENDING else -1,
-        )
 
     def _launch(self, picked: list[tuple[EngineSequence, SequenceRows]]) -> None:
         """From here on the rows count as computed, and the tokens that they choose as there."""

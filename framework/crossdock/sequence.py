@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from crossdock.kv_cache import PageHash
-from crossdock.step_work import PENDING
+from crossdock.step_work import PENDING, SequenceRows
 from crossdock.types.request import EngineOutput, EngineRequest, TokenLogprob
 
 
@@ -25,6 +25,10 @@ def _prompt_of(sequence: EngineSequence) -> list[int]:
     return list(sequence.request.prompt_ids)
 
 
+def _num_prompt_of(sequence: EngineSequence) -> int:
+    return len(sequence.request.prompt_ids)
+
+
 @attrs.define(kw_only=True, eq=False)
 class EngineSequence:
     """Tokens, pages and progress of one request."""
@@ -36,10 +40,11 @@ class EngineSequence:
     """The logits of every prompt row are wanted as such (``crossdock logits``), not only their log-probabilities."""
     tokens: list[int] = attrs.field(default=attrs.Factory(_prompt_of, takes_self=True))
     """Prompt and generated tokens; ``PENDING`` stands last for one that a step in flight samples."""
+    num_prompt: int = attrs.field(default=attrs.Factory(_num_prompt_of, takes_self=True), init=False)
     state: SequenceState = SequenceState.WAITING
     computed: int = 0
     """Tokens whose keys and values are in the cache, or are written by a step in flight."""
-    pages: list[int] = attrs.field(factory=list[int])
+    pages: tuple[int, ...] = ()
     chain: list[PageHash] = attrs.field(factory=list[PageHash])
     """Hashes of the first full pages, as far as they were needed."""
     published: int = 0
@@ -71,17 +76,14 @@ class EngineSequence:
         return (self.request.priority, self.arrival)
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_ids)
-
-    @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
 
     @property
     def is_decoding(self) -> bool:
         """The next row is the only one missing, and it belongs to a token that was generated."""
-        return self.num_generated > 0 and self.computed == len(self.tokens) - 1
+        length = len(self.tokens)
+        return length > self.num_prompt and self.computed == length - 1
 
     @property
     def is_complete(self) -> bool:
@@ -115,6 +117,31 @@ class EngineSequence:
         """The last row of a chunk up to ``end`` chooses a token."""
         return end == len(self.tokens) and not self.ends_with_prompt
 
+    def next_row(self) -> SequenceRows:
+        """The row of a generating sequence."""
+        token = self.tokens[-1]
+        return SequenceRows(
+            tokens=(token,),
+            start=self.computed,
+            pages=self.pages,
+            num_logit_rows=1,
+            is_decode=True,
+            samples=True,
+            source=self.sampled_at if token == PENDING else -1,
+        )
+
+    def chunk(self, count: int) -> SequenceRows:
+        """The next ``count`` rows of known tokens."""
+        start, end = self.computed, self.computed + count
+        return SequenceRows(
+            tokens=tuple(self.tokens[start:end]),
+            start=start,
+            pages=self.pages,
+            num_logit_rows=self.logit_rows(start, end),
+            is_decode=self.is_decoding,
+            samples=self.samples_at(end),
+        )
+
     def expect_token(self, place: int, most_tokens: int) -> None:
         """A launched step samples the next token, as number ``place`` of its ids."""
         self.tokens.append(PENDING)
@@ -125,7 +152,7 @@ class EngineSequence:
         """What is in flight is not counted on any more; the sequence is computed again from its known tokens."""
         if self.tokens[-1] == PENDING:
             del self.tokens[-1]
-        self.pages, self.published, self.computed, self.ends_soon = [], 0, 0, False
+        self.pages, self.published, self.computed, self.ends_soon = (), 0, 0, False
 
     def finish_reason(self, length: int, eos_token_ids: frozenset[int], most_tokens: int) -> str | None:
         """Whether its first ``length`` tokens end the sequence: ``stop``, ``length`` or None."""

@@ -19,7 +19,7 @@ def take_pages(pool: BlockPool, sequence: EngineSequence, *, reserve: int) -> bo
     if pages is None:
         pool.release(found)
         return False
-    sequence.pages = found + pages
+    sequence.pages = (*found, *pages)
     sequence.published = len(found)
     sequence.computed = len(found) * pool.page_tokens
     if sequence.started_s is None:
@@ -41,4 +41,4 @@ def publish_full_pages(pool: BlockPool, sequence: EngineSequence, end: int) -> N
 def release_pages(pool: BlockPool, sequence: EngineSequence) -> None:
     """Gives back whatever the sequence holds."""
     pool.release(sequence.pages)
-    sequence.pages = []
+    sequence.pages = ()

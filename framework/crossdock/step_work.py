@@ -11,9 +11,8 @@ PENDING = -1
 """In place of a token id that a step in flight samples: the device has it, the host does not yet."""
 
 
-@attrs.frozen(kw_only=True)
-class SequenceRows:
-    """The rows of one sequence in one step."""
+class SequenceRows(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of one sequence in one step. A ``Struct``, because it is made for each sequence in each step: in a tenth of the time."""
 
     tokens: tuple[int, ...]
     """Token ids to compute, in position order; a single ``PENDING`` for the id at ``source``."""

@@ -9,8 +9,8 @@ import statistics
 import time
 
 import torch
-from crossdock.batch_build import build_batch
-from crossdock.choose_tokens import read_tokens, sample_step
+from crossdock.batch_build import build_batch, upload_batch
+from crossdock.choose_tokens import choose
 from crossdock.kv_cache import BlockPool
 from crossdock.scheduled import SchedulerLimits, StepTokens
 from crossdock.scheduler import Scheduler
@@ -53,13 +53,13 @@ def decode_cost_ms(batch: int) -> dict[str, float]:
     scheduler.complete(scheduler.schedule(), StepTokens(token_ids=tuple(range(batch))))
     spent = {"schedule": 0.0, "batch": 0.0, "complete": 0.0}
     tokens = StepTokens(token_ids=tuple(range(batch)))
-    cpu = torch.device("cpu")
+    plan, sampled = step_plan(batch), torch.zeros(batch, dtype=torch.int64)
     for _ in range(STEPS):
         start = time.thread_time()
         scheduled = scheduler.schedule()
         scheduled.work.record(step=0, eplb_pass=0, has_work=True, is_health_check=scheduled.is_health_check)
         planned = time.thread_time()
-        build_batch(scheduled.work, step_plan(batch), attn_dp_rank=0, page_tokens=16, device=cpu)
+        upload_batch(build_batch(scheduled.work, plan, attn_dp_rank=0, page_tokens=16), plan, sampled)
         built = time.thread_time()
         scheduler.complete(scheduled, tokens)
         scheduler.load(0, 0)
@@ -81,7 +81,7 @@ def sampling_cost_ms(batch: int, **sampling: object) -> float:
     times: list[float] = []
     for _ in range(20):
         start = time.thread_time()
-        read_tokens(logits, sample_step(logits, scheduled, frozenset()), scheduled)
+        choose(logits, scheduled, frozenset()).read()
         times.append(time.thread_time() - start)
     return statistics.median(times) * 1e3
 
@@ -89,7 +89,7 @@ def sampling_cost_ms(batch: int, **sampling: object) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     print(f"scheduler and batch, decode, prompt {PROMPT_TOKENS}, ms of CPU a step (medians of {ROUNDS})")
-    for batch in (1, 8, 32, 128):
+    for batch in (1, 8, 32, 128, 256):
         rounds = [decode_cost_ms(batch) for _ in range(ROUNDS)]
         parts = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
         listed = "  ".join(f"{name} {value:.3f}" for name, value in parts.items())

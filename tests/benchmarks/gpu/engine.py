@@ -1,208 +1,231 @@
-"""The engine end to end on one GPU: decode and prefill tokens per second of a random model made in GPU memory.
+"""The engine end to end: decode and prefill tokens per second of a random model made in GPU memory.
 
     python tests/benchmarks/gpu/engine.py --shape qwen3_30b --out FILE.json
+    python -m torch.distributed.run --nproc-per-node 2 tests/benchmarks/gpu/engine.py --shape qwen3_30b --dispatcher nvlink --out FILE.json
 
-Greedy, prompts of 128 random tokens, 128 new tokens each; prefill: 16 prompts of 4096 tokens. Decode counts whole-batch tokens from the
-moment every sequence has its first one. Everything of serving but HTTP: scheduler, paged cache, step plan, sampling.
+Greedy, prompts of 128 random tokens, 128 new tokens each; prefill: 16 prompts of 4096 tokens. Batches and rates are those of all ranks
+together. Decode counts whole-batch tokens from the moment every sequence has its first one. Everything of serving but HTTP: scheduler,
+paged cache, step plan, sampling. ``--weights narrow`` draws every parameter from -0.001 to 0.001, as vLLM's dummy weights: routing then
+concentrates on few experts. ``--count-experts`` tells on how many (and costs time, so its rates do not count).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from crossdock.comm import local_comms
-from crossdock.config import CheckpointConfig, Config, LaunchConfig, SchedulerConfig
+import torch.distributed as dist
+from crossdock import checkpoint
+from crossdock.comm import RankComms, create_comms, local_comms, take_device
+from crossdock.comm_gloo import c10d
+from crossdock.config import (
+    CheckpointConfig,
+    Config,
+    LaunchConfig,
+    ParallelConfig,
+    PluginChoice,
+    RecorderConfig,
+    SchedulerConfig,
+)
 from crossdock.engine_build import build_engine
-from crossdock.rank_plan import plan_rank
-from crossdock.types.link import AddRequests, Incoming, Outgoing, Outputs, Parked, Stop, Wake
-from crossdock.types.request import EngineRequest, SamplingParams
+from crossdock.rank_plan import RankPlan, plan_rank
+from engine_link import BenchLink, TimedRunner, Workload, random_workload
+from shapes import SHAPES
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3_30b": {
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-    "dsv2_lite": {
-        "model_type": "deepseek_v2",
-        "hidden_size": 2048,
-        "intermediate_size": 10944,
-        "moe_intermediate_size": 1408,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "num_experts_per_tok": 6,
-        "first_k_dense_replace": 1,
-        "moe_layer_freq": 1,
-        "kv_lora_rank": 512,
-        "q_lora_rank": None,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "n_group": 1,
-        "topk_group": 1,
-        "topk_method": "greedy",
-        "norm_topk_prob": False,
-        "routed_scaling_factor": 1.0,
-        "scoring_func": "softmax",
-        "vocab_size": 102400,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-    },
-}
-BATCHES = (1, 32, 256)
-PROMPT, NEW, LONG_PROMPTS, LONG_PROMPT = 128, 128, 16, 4096
+PROMPT, NEW, WARM_NEW, LONG_PROMPTS, LONG_PROMPT = 128, 128, 8, 16, 4096
+NARROW = 1e-3
 
 
-class BenchLink:
-    """Feeds one workload after another and notes when tokens came."""
-
-    def __init__(self, workloads: Sequence[tuple[str, tuple[EngineRequest, ...]]]) -> None:
-        self._workloads = list(workloads)
-        self._running: set[str] = set()
-        self._parked: int | None = None
-        self._arrivals: list[tuple[float, str, int]] = []
-        self._name, self._begun_s = "", 0.0
-        self.results: dict[str, dict[str, float]] = {}
-
-    def poll(self, timeout_s: float | None) -> Sequence[Incoming]:
-        if self._running:
-            return ()
-        wake = [] if self._parked is None else [Wake(step=self._parked)]
-        self._parked = None
-        if not self._workloads:
-            return [*wake, Stop()]
-        self._name, requests = self._workloads.pop(0)
-        self._running = {request.rid for request in requests}
-        self._arrivals.clear()
-        self._begun_s = time.perf_counter()
-        return [*wake, AddRequests(requests=requests)]
-
-    def send(self, message: Outgoing) -> None:
-        if isinstance(message, Parked):
-            self._parked = message.step
-        if not isinstance(message, Outputs):
-            return
-        now_s = time.perf_counter()
-        for output in message.outputs:
-            assert output.error is None, output.error
-            self._arrivals.append((now_s, output.rid, len(output.token_ids)))
-            if output.finish_reason is not None:
-                self._running.discard(output.rid)
-        if not self._running and self._arrivals:
-            self._finish(now_s)
-
-    def _finish(self, now_s: float) -> None:
-        first: dict[str, float] = {}
-        for at_s, rid, _ in self._arrivals:
-            first.setdefault(rid, at_s)
-        all_started_s = max(first.values())
-        after = sum(count for at_s, _, count in self._arrivals if at_s > all_started_s)
-        self.results[self._name] = {
-            "decode_tok_s": round(after / max(now_s - all_started_s, 1e-9), 1),
-            "first_token_ms": round((min(first.values()) - self._begun_s) * 1e3, 1),
-            "total_s": round(now_s - self._begun_s, 4),
-        }
-        print(self._name, self.results[self._name], flush=True)
+def narrow_read(self: checkpoint.RandomCheckpoint, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
+    """Instead of ``RandomCheckpoint.read``: every parameter uniform in (-0.001, 0.001)."""
+    shape, device = self.shape(name), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    self._unread.pop(name, None)
+    generator = torch.Generator(device).manual_seed(hash(shape) & 0xFFFF)
+    values = torch.empty(shape, device=device, dtype=torch.bfloat16)
+    return values.uniform_(-NARROW, NARROW, generator=generator)[index]
 
 
-def workloads(vocab: int) -> list[tuple[str, tuple[EngineRequest, ...]]]:
-    generator = np.random.default_rng(0)
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument(
+        "--batches", default="", help="of all ranks together; 1,32,256 on one GPU, 32,256,512 on several"
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--attn-tp", type=int, default=1)
+    parser.add_argument("--dispatcher", default="allgatherv")
+    parser.add_argument("--experts", default="auto")
+    parser.add_argument("--weights", choices=("unit", "narrow"), default="unit")
+    parser.add_argument("--count-experts", action="store_true")
+    parser.add_argument("--graphs", choices=("auto", "off"), default="auto")
+    parser.add_argument("--depth", choices=("auto", "0", "1"), default="auto")
+    parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try the script")
+    parser.add_argument(
+        "--profile", default="", help="folder for a table of kernels a workload; rates do not count then"
+    )
+    return parser.parse_args()
 
-    def requests(name: str, count: int, length: int, new: int) -> tuple[str, tuple[EngineRequest, ...]]:
-        sampling = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
-        prompts = generator.integers(0, vocab, (count, length))
-        rows = [tuple(int(token) for token in prompt) for prompt in prompts]
-        return name, tuple(
-            EngineRequest(rid=f"{name}-{i}", prompt_ids=row, sampling=sampling) for i, row in enumerate(rows)
-        )
 
-    made = [requests(f"warm {batch}", batch, PROMPT, 8) for batch in BATCHES]
-    made.append(requests("warm prefill", LONG_PROMPTS, LONG_PROMPT, 1))
-    made += [requests(f"decode {batch}", batch, PROMPT, NEW) for batch in BATCHES]
-    made.append(requests("prefill", LONG_PROMPTS, LONG_PROMPT, 1))
+def config_of(arguments: argparse.Namespace, folder: str, ranks: int, most: int) -> Config:
+    return Config(
+        checkpoint=CheckpointConfig(path=folder, load_format="random", dtype="bfloat16"),
+        parallel=ParallelConfig(ranks=ranks, attn_dp_size=ranks // arguments.attn_tp, attn_tp_size=arguments.attn_tp),
+        launch=LaunchConfig(device=arguments.device, launcher="torchrun" if ranks > 1 else "local"),
+        recorder=RecorderConfig(mode="stat" if arguments.count_experts else "off"),
+        dispatcher=PluginChoice(name=arguments.dispatcher),
+        experts=PluginChoice(name=arguments.experts),
+        scheduler=SchedulerConfig(
+            max_running_requests=most,
+            max_step_tokens=16384,
+            chunk_tokens=8192,
+            page_tokens=64,
+            kv_tokens=131072,
+            max_sequence_tokens=8192,
+            prefix_cache=False,
+            graphs=arguments.graphs,
+            depth=arguments.depth,
+        ),
+    )
+
+
+def workloads(batches: list[int], replicas: int, replica: int, vocab: int, repeats: int) -> list[Workload]:
+    """One replica's share of each, warm-ups first."""
+    made: list[Workload] = []
+    for repeat in range(repeats + 1):
+        name, new = ("warm", WARM_NEW) if repeat == 0 else (f"{repeat}", NEW)
+        made += [
+            random_workload(f"{name} decode {batch}", batch // replicas, PROMPT, new, vocab, replica)
+            for batch in batches
+        ]
+        made.append(random_workload(f"{name} prefill", LONG_PROMPTS // replicas, LONG_PROMPT, 1, vocab, replica))
     return made
 
 
+def summary(results: dict[str, dict[str, float]], batches: list[int], replicas: int) -> dict[str, Any]:
+    """Medians and extremes over the repetitions; rates of all ranks together."""
+    found: dict[str, Any] = {}
+    for batch in batches:
+        runs = [result for name, result in results.items() if name[0].isdigit() and name.endswith(f"decode {batch}")]
+        rates = [run["decode_tok_s"] * replicas for run in runs]
+        steps = {key: value for key, value in runs[-1].items() if key.endswith("_ms")}
+        found[f"decode {batch}"] = {**_spread(rates), "step": steps}
+    tokens = LONG_PROMPTS * LONG_PROMPT
+    runs = [result for name, result in results.items() if name[0].isdigit() and name.endswith("prefill")]
+    found["prefill"] = _spread([tokens / run["total_s"] for run in runs])
+    return found
+
+
+def _spread(rates: list[float]) -> dict[str, float]:
+    return {
+        "tok_s": round(statistics.median(rates), 1),
+        "min": round(min(rates), 1),
+        "max": round(max(rates), 1),
+    }
+
+
+def touched_experts(runner: TimedRunner, comms: RankComms) -> dict[str, float]:
+    """Experts with rows, a layer, by the power of two above the pass's rows; over the recorder's window."""
+    counts = runner.recorder.logical_counts(comms.world).cpu()
+    found: dict[int, list[float]] = {}
+    for one in counts:
+        choices = int(one[0].sum())
+        if choices:
+            found.setdefault(choices.bit_length(), []).append(float((one > 0).sum(dim=1).float().mean()))
+    return {f"{1 << size} choices": round(statistics.mean(values), 1) for size, values in sorted(found.items())}
+
+
+def write_profile(profile: torch.profiler.profile, file: Path) -> None:
+    """Time of each kernel over the workload that has just ended."""
+    profile.stop()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table = profile.key_averages().table(sort_by="cuda_time_total", row_limit=50, max_name_column_width=80)
+    file.write_text(table, encoding="utf8")
+
+
+def measure(arguments: argparse.Namespace, plan: RankPlan, comms: RankComms, store: Any) -> dict[str, Any] | None:
+    replicas, ranks = plan.sizes.attn_dp_size, plan.sizes.ranks
+    batches = [int(batch) for batch in (arguments.batches or ("32,256,512" if ranks > 1 else "1,32,256")).split(",")]
+    results: dict[str, dict[str, float]] = {}
+    clocks: list[TimedRunner] = []
+    profiles: list[torch.profiler.profile] = []
+
+    def on_begin(name: str) -> None:
+        clocks[0].take()
+        if arguments.profile and plan.place.rank == 0 and name.startswith("1 "):
+            kind = torch.profiler.ProfilerActivity
+            profiles.append(torch.profiler.profile(activities=[kind.CUDA if arguments.device == "cuda" else kind.CPU]))
+            profiles[-1].start()
+
+    def on_result(name: str, result: dict[str, float]) -> None:
+        if profiles:
+            write_profile(profiles.pop(), Path(arguments.profile) / f"{name.replace(' ', '_')}.txt")
+        results[name] = {**result, **clocks[0].take()}
+        if plan.place.rank == 0:
+            print(name, {key: round(value, 3) for key, value in results[name].items()}, flush=True)
+
+    is_leader = plan.place.attn_tp_rank == 0
+    vocab = plan.info.vocab_size
+    own = workloads(batches, replicas, plan.place.attn_dp_rank, vocab, arguments.repeats) if is_leader else []
+    started_s = time.perf_counter()
+    with build_engine(plan, comms, BenchLink(own, on_begin, on_result), store=store) as engine:
+        engine.runner = TimedRunner(engine.runner)
+        clocks.append(engine.runner)
+        if plan.place.rank == 0:
+            print("\n".join(plan.selection.lines()), flush=True)
+            print("built in", round(time.perf_counter() - started_s, 1), "s", flush=True)
+        if arguments.count_experts:
+            engine.runner.recorder.start()
+        engine.run()
+        touched = touched_experts(engine.runner, comms) if arguments.count_experts else {}
+    if plan.place.rank:
+        return None
+    return {
+        "shape": arguments.shape,
+        "layers": plan.info.num_layers,
+        "ranks": ranks,
+        "attn_tp": arguments.attn_tp,
+        "dispatcher": arguments.dispatcher,
+        "weights": arguments.weights,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
+        **({"touched_experts": touched} if touched else {}),
+        **summary(results, batches, replicas),
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--graphs", choices=("auto", "off"), default="auto")
-    parser.add_argument("--layers", type=int, default=0)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try the script")
-    parser.add_argument("--profile", default="", help="file for a table of kernels of the last decode workload")
-    arguments = parser.parse_args()
+    arguments = parse()
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if arguments.weights == "narrow":
+        checkpoint.RandomCheckpoint.read = narrow_read  # type: ignore[method-assign]
     shape = dict(SHAPES[arguments.shape])
     if arguments.layers:
         shape["num_hidden_layers"] = arguments.layers
+    most = max(int(batch) for batch in (arguments.batches or ("512" if ranks > 1 else "256")).split(","))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**shape, "dtype": "bfloat16"}), encoding="utf8")
-        config = Config(
-            checkpoint=CheckpointConfig(path=folder, load_format="random", dtype="bfloat16"),
-            launch=LaunchConfig(device=arguments.device),
-            scheduler=SchedulerConfig(
-                max_running_requests=max(BATCHES),
-                max_step_tokens=16384,
-                chunk_tokens=8192,
-                page_tokens=64,
-                kv_tokens=131072,
-                max_sequence_tokens=8192,
-                prefix_cache=False,
-                graphs=arguments.graphs,
-            ),
-        )
-        started_s = time.perf_counter()
-        link = BenchLink(workloads(shape["vocab_size"]))
-        plan = plan_rank(config, 0)
-        print("\n".join(plan.selection.lines()), flush=True)
-        with build_engine(plan, local_comms(), link) as engine:
-            print("built in", round(time.perf_counter() - started_s, 1), "s", flush=True)
-            if arguments.profile:
-                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                    engine.run()
-                table = profile.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70)
-                Path(arguments.profile).write_text(table, encoding="utf8")
-            else:
-                engine.run()
-    prefill = link.results["prefill"]["total_s"]
-    results = {
-        "shape": arguments.shape,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
-        "layers": shape["num_hidden_layers"],
-        "prefill_tok_s": round(LONG_PROMPTS * LONG_PROMPT / prefill),
-        **link.results,
-    }
-    Path(arguments.out).write_text(json.dumps(results, indent=1), encoding="utf8")
-    print("prefill tok/s", results["prefill_tok_s"])
+        config = config_of(arguments, folder, ranks, most * arguments.attn_tp // ranks)
+        take_device(arguments.device, rank)
+        store = None
+        if ranks > 1:
+            backend = "gloo" if arguments.device == "cpu" else "cpu:gloo,cuda:nccl"
+            store = c10d.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1, ranks, rank == 0)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+        plan = plan_rank(config, rank)
+        comms = create_comms(plan.sizes, rank, arguments.device) if ranks > 1 else local_comms()
+        found = measure(arguments, plan, comms, store)
+    if found is not None:
+        Path(arguments.out).write_text(json.dumps(found, indent=1), encoding="utf8")
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
