@@ -155,8 +155,8 @@ class Bench:
     def _holds_links(self, row_bytes: int) -> None:
         make = runner_build.make_moe_parts
 
-        def held(*arguments: Any) -> Any:
-            parts = make(*arguments)
+        def held(*arguments: Any, **named: Any) -> Any:
+            parts = make(*arguments, **named)
             return attrs.evolve(parts, dispatcher=HeldDispatcher(parts.dispatcher, self.link, self.world, row_bytes))
 
         runner_build.make_moe_parts = held
