@@ -61,7 +61,9 @@ def _operation(route: Route, method: str, *, with_api_keys: bool) -> dict[str, A
         ]
     if route.body is not None and method == "POST":
         schema = {"$ref": _REF.format(name=route.body.__name__)}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        # What GET does without a body, POST does too.
+        required = "GET" not in route.methods
+        operation["requestBody"] = {"required": required, "content": {"application/json": {"schema": schema}}}
     errors = route.errors if route.is_open or not with_api_keys else (*route.errors, 401)
     for status in sorted(errors):
         operation["responses"][str(status)] = _error(route, status)

@@ -144,10 +144,10 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_server(text_model: Path) -> Callable[..., None]:
     """Runs a scenario against a server with the given ``ServerSetup`` choices, under a time limit."""
 
-    def run(scenario: Scenario, **choices: Any) -> None:
+    def run(scenario: Scenario, *, limit_s: float = LIMIT_S, **choices: Any) -> None:
         async def limited() -> None:
             async with (
-                asyncio.timeout(LIMIT_S),
+                asyncio.timeout(limit_s),
                 fake_server(ServerSetup(**{"folder": text_model, **choices})) as server,
             ):
                 await scenario(server)

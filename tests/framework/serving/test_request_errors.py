@@ -85,6 +85,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not supported"),
     ({"messages": HI, "functions": [{"name": "f"}]}, "functions", "use tools"),
     ({"messages": HI, "echo": True}, "echo", "/v1/completions"),
+    ({"messages": HI, "modalities": ["text", "audio"]}, "modalities", "only text"),
     ({"messages": HI, "continue_final_message": True}, "continue_final_message", "not supported"),
     ({"messages": HI, "structured_outputs": {"json": {}}}, "structured_outputs", "not constrained"),
     ({"messages": HI, "chat_template": "{{ messages }}"}, "chat_template", "checkpoint's own"),

@@ -74,6 +74,7 @@ _CHAT = {
     **_fields("use tools", "functions", "function_call"),
     **_fields("use include_stop_str_in_output", "no_stop_trim"),
     **_fields("only text is generated; leave it out", "audio"),
+    **_fields("only text is generated; leave it out", "modalities", harmless=(None, [], ["text"])),
     **_fields("the checkpoint's own template is used; use /v1/completions with a prompt of your own", "chat_template"),
     **_fields("an answer is always a new message; use /v1/completions", "continue_final_message"),
     **_fields("nothing is searched; put the documents into messages", "documents", "web_search_options"),
