@@ -151,7 +151,8 @@ def _rows(
         ids[torch.rand(ids.shape, generator=generator) < 0.3] = -1
     rows[(ids < 0).all(dim=1)] = float("nan")
     weights = torch.rand(count, TOP_K, generator=generator)
-    return tuple(tensor.to(built.down.device) for tensor in (rows, ids, weights))
+    device = built.down.device
+    return rows.to(device), ids.to(device), weights.to(device)
 
 
 def _compare(built: ExpertsCase, received: Received, wanted: torch.Tensor, what: str) -> None:
