@@ -39,7 +39,7 @@ from crossdock.step_work import SequenceRows, StepWork
 from crossdock.strategy import make_strategy
 from crossdock.types.model import Op
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
-from crossdock.types.strategy import OverlapLimits, StagePlan, StrategyCapabilities
+from crossdock.types.strategy import OverlapLimits, StagePlan, Strategy, StrategyCapabilities
 from held_link import HeldDispatcher, Link
 
 SHAPE: dict[str, Any] = {
@@ -96,10 +96,11 @@ HELD_BYTES_PER_US = 50_000.0
 class Halves:
     """Two micro-batches one after the other: nothing hides, everything has the size that it has under ``two_batch``."""
 
+    lends_sms: bool
     capabilities = StrategyCapabilities(micro_batches=2)
 
     def plan(self, ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
-        return StagePlan(stages=(tuple(ops),), spares_communication_sms=mode is not ForwardMode.DECODE)
+        return StagePlan(stages=(tuple(ops),), spares_communication_sms=self.lends_sms)
 
 
 class Bench:
@@ -146,8 +147,11 @@ class Bench:
         self.runner = built.runner
         self.communication_sms = self.runner.communication_sms
         self.timeline = self.runner.timeline = Timeline(rank=self.rank, clock=clock_of(self.device))
-        strategies = {name: make_strategy(name, {}) for name in ("sequential", "single_batch", "two_batch")}
-        self.executors = {name: Executor(built.model, one) for name, one in (*strategies.items(), ("halves", Halves()))}
+        strategies: dict[str, Strategy] = {name: make_strategy(name, {}) for name in ("sequential", "single_batch")}
+        strategies["two_batch"] = make_strategy("two_batch", {"lends_sms": not arguments.keep_sms})
+        strategies["halves"] = Halves(not arguments.keep_sms)
+        self.executors = {name: Executor(built.model, one) for name, one in strategies.items()}
+        self.takes_budget = arguments.experts == "deep_gemm" and not arguments.keep_sms
         self.step = 0
         self.logits = torch.empty(0)
         """Of the last pass."""
@@ -270,7 +274,9 @@ class Bench:
         stages = {name: self.shares(name, work, overlap=overlap) for name, overlap in ways.items()}
         halves, exposed = stages["halves"], {name: _communication_ms(one) for name, one in stages.items()}
         compute_ms = halves.wall_us / 1e3 - exposed["halves"]
-        lent_ms = 0.0 if self.most_sms == 0 else exposed["halves"] * self.communication_sms / self.most_sms
+        # With a budget the experts' own times show what is lent; without one transfers take multiprocessors while they run.
+        lent = 0.0 if self.takes_budget or not self.is_cuda else self.communication_sms / self.most_sms
+        lent_ms = exposed["halves"] * lent
         ceiling_ms = self.slowest(max(compute_ms + lent_ms, exposed["halves"]))
         sequential_ms, two_batch_ms = results["sequential"]["ms"], results["two_batch"]["ms"]
         results |= {
@@ -328,6 +334,8 @@ def arguments_of_call() -> argparse.Namespace:
     parser.add_argument("--dispatcher", default="nvlink")
     parser.add_argument("--options", default="{}", help="of the dispatcher, JSON")
     parser.add_argument("--experts", default="auto")
+    parser.add_argument("--keep-sms", action="store_true", help="experts take all multiprocessors beside transfers")
+    parser.add_argument("--fp8", action="store_true", help="weights in fp8 blocks")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rows", default="4096,16384")
     parser.add_argument("--decode-rows", type=int, default=128)
@@ -343,6 +351,8 @@ def main() -> None:
     if is_cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     shape = {**(SHAPE if is_cuda else TINY), "num_hidden_layers": arguments.layers}
+    if arguments.fp8:
+        shape["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     results: dict[str, Any] = {"arguments": vars(arguments), "torch": torch.__version__, "shape": shape}
     started_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

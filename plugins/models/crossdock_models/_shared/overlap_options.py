@@ -31,6 +31,11 @@ class OverlapOptions:
         default=0.48,
         validator=attrs.validators.and_(attrs.validators.ge(0.0), attrs.validators.le(0.5)),
     )
+    lends_sms: bool = option(
+        "experts leave the multiprocessors alone that the dispatcher says its transfers use (prefill; kernels that take a budget); "
+        "false pays where transfers are short and the experts' kernels hold none that they do not use",
+        default=True,
+    )
 
     def capabilities(self, *, mixes_modes: bool) -> StrategyCapabilities:
         """Of a strategy with these options."""

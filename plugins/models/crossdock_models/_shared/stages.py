@@ -13,17 +13,17 @@ DECODE_OFFSET = 2
 _DECODE_MODES = (ForwardMode.DECODE, ForwardMode.VERIFY, ForwardMode.IDLE)
 
 
-def two_batch_stages(ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
+def two_batch_stages(ops: Sequence[Op], mode: ForwardMode, *, lends_sms: bool = True) -> StagePlan:
     """The stages of a step of this global mode. A step that mixes prompt and decode rows runs as prefill: same operations, same collectives."""
-    return _decode_stages(ops) if mode in _DECODE_MODES else _prefill_stages(ops)
+    return _decode_stages(ops) if mode in _DECODE_MODES else _prefill_stages(ops, lends_sms=lends_sms)
 
 
-def _prefill_stages(ops: Sequence[Op]) -> StagePlan:
+def _prefill_stages(ops: Sequence[Op], *, lends_sms: bool) -> StagePlan:
     """Cut after each begin; the shared experts run while results travel back. Dense layers have no cut: they lengthen a stage."""
     ordered = with_shared_after(ops, OpKind.COMBINE_BEGIN)
     begins = (OpKind.DISPATCH_BEGIN, OpKind.COMBINE_BEGIN)
     stages = cut_between(ordered, lambda op, following: op.kind in begins)
-    return StagePlan(stages=stages, spares_communication_sms=True)
+    return StagePlan(stages=stages, spares_communication_sms=lends_sms)
 
 
 def _decode_stages(ops: Sequence[Op]) -> StagePlan:

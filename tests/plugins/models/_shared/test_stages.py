@@ -97,6 +97,7 @@ def test_dense_layers_lengthen_a_stage_instead_of_ending_the_overlap(mode: Forwa
 
 def test_offsets_and_the_share_of_the_processors() -> None:
     ops = routed(0, shared=True)
+    assert not two_batch_stages(ops, ForwardMode.PREFILL, lends_sms=False).spares_communication_sms
     prefill, decode = (two_batch_stages(ops, mode) for mode in (ForwardMode.PREFILL, ForwardMode.DECODE))
     assert (prefill.offset, prefill.spares_communication_sms) == (0, True)
     assert (decode.offset, decode.spares_communication_sms) == (2, False)

@@ -19,6 +19,7 @@ class TwoBatch:
     """Steps in which all replicas have the same mode are cut in two."""
 
     def __init__(self, options: TwoBatchOptions) -> None:
+        self._options = options
         self._capabilities = options.capabilities(mixes_modes=False)
 
     @property
@@ -26,4 +27,4 @@ class TwoBatch:
         return self._capabilities
 
     def plan(self, ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
-        return two_batch_stages(ops, mode)
+        return two_batch_stages(ops, mode, lends_sms=self._options.lends_sms)

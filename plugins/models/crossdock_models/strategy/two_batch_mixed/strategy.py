@@ -19,6 +19,7 @@ class TwoBatchMixed:
     """Each replica is cut by the rule of its own mode; all follow one stage plan, so the order of collectives does not change."""
 
     def __init__(self, options: TwoBatchMixedOptions) -> None:
+        self._options = options
         self._capabilities = options.capabilities(mixes_modes=True)
 
     @property
@@ -26,4 +27,4 @@ class TwoBatchMixed:
         return self._capabilities
 
     def plan(self, ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
-        return two_batch_stages(ops, mode)
+        return two_batch_stages(ops, mode, lends_sms=self._options.lends_sms)
