@@ -134,8 +134,12 @@ class Placement:
     """[L, E]."""
     notes: tuple[str, ...] = ()
     """What a planner did differently from what was asked, one sentence each."""
+    are_derived: bool = attrs.field(default=False, repr=False)
+    """The second and third array were made from the first by ``from_physical``: they cannot contradict it and are not compared."""
 
     def __attrs_post_init__(self) -> None:
+        if self.are_derived:
+            return
         slots, lists, counts = self.physical_to_logical, self.logical_to_physical, self.replica_counts
         if slots.ndim != 2 or lists.ndim != 3 or counts.shape != lists.shape[:2] or len(slots) != len(counts):
             raise InvalidPlacement(
@@ -210,6 +214,7 @@ class Placement:
             logical_to_physical=lists.reshape(num_layers, num_logical_experts, width),
             replica_counts=counts.reshape(num_layers, num_logical_experts),
             notes=notes,
+            are_derived=True,
         )
 
     @property

@@ -77,26 +77,45 @@ def deal(load: Floats, counts: Ints, num_gpus: int) -> Packing:
 def deal_sorted(experts: Ints, loads: Floats, num_gpus: int) -> Packing:
     """Deal replicas [L, P], heaviest first, in rounds of G: each round's heaviest goes to the GPU that is lightest so far.
 
-    Copies of an expert stand side by side and are at most G. Within a round each GPU takes one replica, so they can meet
-    on a GPU only at the border of two rounds; ``separate_copies`` puts that right.
+    Copies of an expert stand side by side and are at most G. Within a round each GPU takes one replica, so they can meet on a GPU
+    only at the border of two rounds; there the second ones go to the lightest GPUs that have none.
     """
     num_layers = len(experts)
-    rows = layer_index(num_layers)
+    row = layer_index(num_layers)
     experts, loads = experts.reshape(num_layers, -1, num_gpus), loads.reshape(num_layers, -1, num_gpus)
-    packing = Packing(
-        experts=np.ascontiguousarray(experts.transpose(0, 2, 1)), loads=np.ascontiguousarray(loads.transpose(0, 2, 1))
-    )
-    total = loads[:, 0].copy()
-    twins = np.zeros(num_layers, dtype=np.bool_)
-    for turn in range(1, experts.shape[1]):
+    num_rounds = experts.shape[1]
+    spans = experts[:, 1:, 0] == experts[:, :-1, -1]
+    gpu = np.empty((num_rounds, num_layers, num_gpus), dtype=np.int64)
+    gpu[0] = numbers(num_gpus)
+    # In the order of the round before: loads so far. Column i has the GPU that took the i-th heaviest replica of that round.
+    total = loads[:, 0]
+    for turn in range(1, num_rounds):
         lightest = rising(total)
-        border = experts[:, turn - 1, -1:]
-        twins |= ((experts[:, turn] == border) & (packing.experts[rows, lightest, turn - 1] == border)).any(axis=1)
-        packing.experts[rows, lightest, turn] = experts[:, turn]
-        packing.loads[rows, lightest, turn] = loads[:, turn]
-        total[rows, lightest] += loads[:, turn]
-    separate_copies(packing, np.flatnonzero(twins))
+        layers = np.flatnonzero(spans[:, turn - 1])
+        if layers.size:
+            lightest[layers] = _without_twins(lightest[layers], experts[layers, turn - 1 : turn + 1])
+        total = total[row, lightest] + loads[:, turn]
+        gpu[turn] = gpu[turn - 1][row, lightest]
+    packing = Packing(
+        experts=np.empty((num_layers, num_gpus, num_rounds), dtype=np.int64),
+        loads=np.empty((num_layers, num_gpus, num_rounds)),
+    )
+    place = ((row * num_gpus + gpu) * num_rounds + numbers(num_rounds)[:, None, None]).transpose(1, 0, 2)
+    packing.experts.reshape(-1)[place] = experts
+    packing.loads.reshape(-1)[place] = loads
     return packing
+
+
+def _without_twins(lightest: Ints, experts: Ints) -> Ints:
+    """The order [n, G] in which replicas of a round take the places of the round before, for two rounds ``experts`` [n, 2, G].
+
+    Both rounds have copies of the expert at their border: the last places of the one and the first replicas of the other.
+    """
+    border = experts[:, :1, -1]
+    holds = np.take_along_axis(experts[:, 0] == border, lightest, axis=1)
+    coming = (experts[:, 1] == border).sum(axis=1, keepdims=True)
+    first = ~holds & (np.cumsum(~holds, axis=1) <= coming)
+    return np.take_along_axis(lightest, np.argsort(~first, axis=1, kind="stable"), axis=1)
 
 
 def has_twins(experts: Ints) -> Bools:

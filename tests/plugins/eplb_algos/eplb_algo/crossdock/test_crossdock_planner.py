@@ -12,6 +12,8 @@ from crossdock.types.placement import Placement, Topology
 Loads = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 DEEP = (6, 8, 256)
 """Steps, layers and experts of a DeepSeek-V3-like model with few layers."""
+MANY_LAYERS = (6, 24, 256)
+"""Where means over layers are compared: with eight, chance moves them by half a point."""
 BELOW_GLOBAL = {"fast": 0.015, "default": 5e-4, "high": 5e-4}
 """The search stops this near to the bound; the fast effort gives up a little on loads with one very hot expert."""
 
@@ -44,7 +46,7 @@ def test_balance_is_at_least_that_of_global_and_at_most_the_bound(kind: str, gpu
         ("zipf_steep", 288, 32, 0.989, 0.945),
         ("dead", 288, 32, 0.999, 0.998),
         ("drift", 288, 16, 0.999, 0.998),
-        ("drift", 288, 32, 0.999, 0.998),
+        ("drift", 288, 32, 0.9985, 0.998),
         ("drift", 288, 72, 0.996, 0.99),
     ],
 )
@@ -87,7 +89,7 @@ def test_replanning_on_drift_moves_little_and_is_as_good_on_the_next_window(
     gpus: int, moves: float, now: float
 ) -> None:
     topology = _topology(288, gpus)
-    steps = LOADS["drift"](DEEP, 3)
+    steps = LOADS["drift"](MANY_LAYERS, 3)
     current = plan("crossdock", steps[0], topology)
     balance, following, fresh_following, moved = [], [], [], []
     for step in range(1, len(steps) - 1):
