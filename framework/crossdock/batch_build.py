@@ -127,6 +127,7 @@ def upload_batch(batch: HostBatch, plan: StepPlan, sampled: torch.Tensor) -> For
         step=plan,
         attn_dp_rank=batch.attn_dp_rank,
         num_live_tokens=live,
+        host_logit_rows=tuple(batch.logit_rows.tolist()),
     )
 
 

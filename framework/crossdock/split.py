@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -119,13 +120,25 @@ def _token_rows(value: torch.Tensor, part: BatchPart) -> torch.Tensor:
 
 
 def _logit_rows(batch: ForwardBatch, part: BatchPart) -> torch.Tensor:
-    wanted = batch.logit_rows
-    if wanted.shape[0] == batch.num_live_tokens:
-        # Every row, as in decode steps: known without a look at the device.
-        return torch.arange(part.num_live_rows, dtype=wanted.dtype, device=wanted.device)
-    is_own = (wanted >= part.rows.start) & (wanted < part.rows.stop)
-    own: torch.Tensor = wanted[is_own] - part.rows.start
-    return own
+    wanted, own = batch.logit_rows, _wanted(batch, part)
+    # Without the host's copy the device is waited for.
+    inside = (wanted >= part.rows.start) & (wanted < part.rows.stop) if own is None else own
+    rows: torch.Tensor = wanted[inside] - part.rows.start
+    return rows
+
+
+def _host_logit_rows(batch: ForwardBatch, part: BatchPart) -> tuple[int, ...] | None:
+    own = _wanted(batch, part)
+    if own is None or batch.host_logit_rows is None:
+        return None
+    return tuple(row - part.rows.start for row in batch.host_logit_rows[own])
+
+
+def _wanted(batch: ForwardBatch, part: BatchPart) -> slice | None:
+    """Which of the ascending logit rows are the part's; None where only the device knows."""
+    if batch.host_logit_rows is None:
+        return None
+    return slice(*(bisect_left(batch.host_logit_rows, end) for end in (part.rows.start, part.rows.stop)))
 
 
 def _step(batch: ForwardBatch, part: BatchPart) -> StepPlan:
@@ -138,6 +151,7 @@ def _num_live_tokens(batch: ForwardBatch, part: BatchPart) -> int:
 
 RECOMPUTED: Mapping[str, Callable[[ForwardBatch, BatchPart], Any]] = {
     "logit_rows": _logit_rows,
+    "host_logit_rows": _host_logit_rows,
     "step": _step,
     "num_live_tokens": _num_live_tokens,
 }

@@ -120,6 +120,10 @@ def test_merging_the_parts_gives_the_batch_back(case):
     parts = (logits[: point.rows], logits[point.rows :])
     wanted = [part[child.logit_rows] for part, child in zip(parts, children, strict=True)]
     assert torch.equal(merge_logits(wanted), logits[batch.logit_rows])
+    known = attrs.evolve(batch, host_logit_rows=tuple(batch.logit_rows.tolist()))
+    for child, other in zip(children, split_batch(known, point, (children[0].step, children[1].step)), strict=True):
+        assert torch.equal(child.logit_rows, other.logit_rows)
+        assert other.host_logit_rows == tuple(other.logit_rows.tolist())
 
 
 def test_every_field_of_a_batch_has_a_rule_and_every_recomputed_one_a_function():

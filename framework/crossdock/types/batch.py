@@ -59,6 +59,8 @@ class ForwardBatch:
     attn_dp_rank: int = split_field(SplitRule.COPY)
     num_live_tokens: int = split_field(SplitRule.RECOMPUTE)
     """Rows that carry a token; the rest is padding and gets expert id -1."""
+    host_logit_rows: tuple[int, ...] | None = split_field(SplitRule.RECOMPUTE, default=None)
+    """``logit_rows`` on the host, so that cutting a batch waits for no device; None where they are not known there."""
 
     @property
     def num_rows(self) -> int:
