@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from crossdock.native_code import native_code
 from crossdock.receipt import package_versions
 
 
@@ -40,10 +41,20 @@ def environment_report() -> Mapping[str, Mapping[str, Any]]:
     """Sections of names and values; imports torch, because only torch knows what it was built with."""
     return {
         "versions": package_versions(),
-        "machine": {"system": platform.platform(), "cores": os.cpu_count(), "processor": platform.machine()},
+        "machine": {
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+            "processor": platform.machine(),
+            "cpu_kernels": _cpu_kernels(),
+        },
         "torch": _torch_facts(),
         "optional": {wheel.module: _wheel_advice(wheel) for wheel in OPTIONAL_WHEELS},
     }
+
+
+def _cpu_kernels() -> str:
+    code = native_code()
+    return code.reason if code.library else f"absent, torch operators run instead and are slower: {code.reason}"
 
 
 def _torch_facts() -> dict[str, Any]:

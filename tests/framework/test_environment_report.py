@@ -6,6 +6,7 @@ import importlib.metadata
 
 import pytest
 from crossdock.environment_report import OPTIONAL_WHEELS, OptionalWheel, environment_report
+from crossdock.native_code import NativeCode
 
 ROOT_EXTRAS = {wheel.extra: wheel.requirement for wheel in OPTIONAL_WHEELS}
 
@@ -35,3 +36,10 @@ def test_the_requirements_are_those_of_the_extras() -> None:
     declared = importlib.metadata.requires("crossdock") or []
     for extra, requirement in ROOT_EXTRAS.items():
         assert any(line.startswith(requirement.split("==")[0]) and extra in line for line in declared), requirement
+
+
+def test_a_machine_without_a_compiler_hears_that_kernels_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = NativeCode(library=None, reason="no C compiler found (cc, gcc, clang)")
+    monkeypatch.setattr("crossdock.environment_report.native_code", lambda: missing)
+    told = environment_report()["machine"]["cpu_kernels"]
+    assert told == "absent, torch operators run instead and are slower: no C compiler found (cc, gcc, clang)"

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from crossdock.comm import RankComms, create_comms, join_process_group, local_comms, take_device
 from crossdock.engine_build import run_rank
 from crossdock.launch.rendezvous import join_store
+from crossdock.native_code import native_code
 from crossdock.rank_plan import RankPlan, plan_rank
 from crossdock.serving.rank_spec import RankSpec
 from crossdock.types.link import RankLink
@@ -23,11 +24,21 @@ def run_model_rank(spec: RankSpec, link: RankLink) -> None:
     begin_s = time.monotonic()
     plan = plan_rank(spec.config, spec.rank)
     take_device(plan.config.launch.device, spec.local_rank)
+    _say_kernels(plan)
     comms, store = _join(spec, plan)
     _LOG.info("joined", ranks=plan.sizes.ranks, seconds=round(time.monotonic() - begin_s, 1))
     run_rank(plan, comms, link, store=store)
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _say_kernels(plan: RankPlan) -> None:
+    """Says once a job that CPU kernels are missing: nothing fails, decode is slower."""
+    if plan.config.launch.device != "cpu" or plan.place.rank != 0:
+        return
+    code = native_code()
+    if code.library is None:
+        _LOG.warning("compiled CPU kernels are absent, torch operators run instead and are slower", reason=code.reason)
 
 
 def _join(spec: RankSpec, plan: RankPlan) -> tuple[RankComms, Store | None]:
