@@ -41,10 +41,10 @@ def tiles_for(num_rows: int, out_features: int) -> LinearTiles:
 
 
 class Fp8Linear:
-    """``rows @ dequantised(weight).T``, weights in float8 blocks as a checkpoint has them."""
+    """``rows @ dequantised(weight).T + bias``, weights in float8 blocks as a checkpoint has them; on a GPU."""
 
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor) -> None:
-        """``weight`` [N, K] float8_e4m3fn contiguous, K a multiple of 128; ``scale`` [ceil(N / 128), K / 128] float32.
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """``weight`` [N, K] float8_e4m3fn, K a multiple of 128; ``scale`` [ceil(N / 128), K / 128] float32; ``bias`` [N] or None.
 
         Raises:
             ValueError: the shapes do not fit.
@@ -56,11 +56,12 @@ class Fp8Linear:
                 f"fp8_linear: weight {tuple(weight.shape)} needs a width that is a multiple of {BLOCK} and scales {needed}, "
                 f"found {tuple(scale.shape)}"
             )
-        self._weight, self._scale = weight.contiguous(), scale.contiguous()
+        self._weight, self._scale, self._bias = weight.contiguous(), scale.contiguous(), bias
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, K] bf16 -> [n, N] bf16; zero rows are fine. Above ``FEW_ROWS`` rows are quantised on the way in."""
-        return fp8_linear_fused(rows, self._weight, self._scale, quantised=rows.shape[0] > FEW_ROWS)
+        out = fp8_linear_fused(rows, self._weight, self._scale, quantised=rows.shape[0] > FEW_ROWS)
+        return out if self._bias is None else out.add_(self._bias)
 
 
 def fp8_linear_fused(

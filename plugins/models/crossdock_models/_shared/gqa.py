@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import attrs
 import torch
 from crossdock.ops.norm_rotate import norm_rotate
-from crossdock.ops.packed_linear import PackedLinear
 from crossdock.rows import Rows
 from crossdock.types.attention import Attention, AttentionLayer
 from crossdock.types.comm import Comms
@@ -13,6 +14,7 @@ from crossdock.types.layout import ATTN_ROWS, SumAxis
 from crossdock.types.model import ForwardContext, ModelSpec
 
 from crossdock_models._shared.gqa_sizes import GqaSizes
+from crossdock_models._shared.linears import Linear, LinearPart, load_linear
 from crossdock_models._shared.rope_rows import pair_heads
 from crossdock_models._shared.shards import Shard, head_shard, kv_head_shard
 from crossdock_models._shared.weights import WeightReader
@@ -24,8 +26,8 @@ class GqaAttention:
     def __init__(
         self,
         *,
-        qkv: PackedLinear,
-        out: PackedLinear,
+        qkv: Linear,
+        out: Linear,
         qk_norm: torch.Tensor | None,
         norm_eps: float,
         layer: AttentionLayer,
@@ -65,22 +67,20 @@ def load_gqa(reader: WeightReader, model: GqaSizes, spec: ModelSpec, layer: int)
     heads = head_shard(model.num_heads, spec.sizes, spec.place)
     kv_heads = kv_head_shard(model.num_kv_heads, spec.sizes, spec.place)
     q_rows, kv_rows = heads.times(dim), kv_heads.times(dim)
-    qkv = torch.cat(
-        [
-            pair_heads(reader.matrix(f"{prefix}.q_proj", rows=q_rows), dim),
-            pair_heads(reader.matrix(f"{prefix}.k_proj", rows=kv_rows), dim),
-            reader.matrix(f"{prefix}.v_proj", rows=kv_rows),
-        ]
-    )
-    out = reader.matrix(f"{prefix}.o_proj", cols=q_rows)
+    in_pairs = functools.partial(pair_heads, head_dim=dim)
+    qkv = [
+        LinearPart(prefix=f"{prefix}.q_proj", rows=q_rows, reorder=in_pairs),
+        LinearPart(prefix=f"{prefix}.k_proj", rows=kv_rows, reorder=in_pairs),
+        LinearPart(prefix=f"{prefix}.v_proj", rows=kv_rows),
+    ]
     qkv_bias = out_bias = None
     if model.has_bias:
         qkv_bias = _qkv_bias(reader, prefix, q_rows, kv_rows, dim)
         # A bias of a summed output enters once, on the group's first rank.
         out_bias = reader.vector(f"{prefix}.o_proj.bias") if spec.comms.attn_tp.rank == 0 else None
     return GqaAttention(
-        qkv=PackedLinear(qkv, qkv_bias),
-        out=PackedLinear(out, out_bias),
+        qkv=load_linear(reader, qkv, qkv_bias),
+        out=load_linear(reader, [LinearPart(prefix=f"{prefix}.o_proj", cols=q_rows)], out_bias),
         qk_norm=_qk_norm(reader, prefix, heads.size, kv_heads.size, dim) if model.has_qk_norm else None,
         norm_eps=model.norm_eps,
         layer=AttentionLayer(

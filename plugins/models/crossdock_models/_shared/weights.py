@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 import torch
 from crossdock.errors import CheckpointError
@@ -33,10 +31,6 @@ class WeightReader:
         return dequantise_blocks(stored, scale, self.dtype, rows.start % FP8_BLOCK, cols.start % FP8_BLOCK).to(
             self.device
         )
-
-    def stacked(self, parts: Sequence[tuple[str, Shard | None]]) -> torch.Tensor:
-        """Rows of several matrices, one below the other: one product instead of several."""
-        return torch.cat([self.matrix(prefix, rows=rows) for prefix, rows in parts])
 
     def vector(self, name: str, part: Shard | None = None) -> torch.Tensor:
         """A vector, or a part of it, in the compute dtype."""

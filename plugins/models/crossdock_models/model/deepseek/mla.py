@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import attrs
 import torch
-from crossdock.ops.packed_linear import PackedLinear
 from crossdock.ops.rms_norm import rms_norm
 from crossdock.ops.rope import rotate_pairs
 from crossdock.rows import Rows
@@ -13,6 +14,7 @@ from crossdock.types.comm import Comms
 from crossdock.types.layout import ATTN_ROWS, SumAxis
 from crossdock.types.model import ForwardContext, ModelSpec
 
+from crossdock_models._shared.linears import Linear, LinearPart, load_linear
 from crossdock_models._shared.rope_rows import pair_heads
 from crossdock_models._shared.shards import Shard, head_shard
 from crossdock_models._shared.weights import WeightReader
@@ -26,13 +28,13 @@ LORA_NORM_EPS = 1e-6
 class MlaWeights:
     """A layer's projections. ``down`` makes everything that comes straight from the hidden states in one product."""
 
-    down: PackedLinear
+    down: Linear
     """[first + r + rope, H]: compressed queries, or the queries themselves, then the latent row."""
     q_norm: torch.Tensor | None
-    q_up: PackedLinear | None
+    q_up: Linear | None
     """[heads * (nope + rope), q_lora]; None where ``down`` gives the queries."""
     kv_norm: torch.Tensor
-    out: PackedLinear
+    out: Linear
 
 
 class MlaAttention:
@@ -96,29 +98,32 @@ def _load_weights(
     reader: WeightReader, prefix: str, sizes: MlaSizes, heads: Shard, *, is_first_rank: bool
 ) -> MlaWeights:
     """A bias of the summed output enters once, on the group's first rank."""
-    latent = _paired_latent(reader.matrix(f"{prefix}.kv_a_proj_with_mqa"), sizes)
     q_rows = heads.times(sizes.qk_dim)
+    in_pairs = None if sizes.rope_is_paired else functools.partial(_paired_queries, sizes=sizes)
+    latent_in_pairs = None if sizes.rope_is_paired else functools.partial(_paired_latent, sizes=sizes)
     q_up = q_norm = down_bias = out_bias = None
     if sizes.q_lora_rank is None:
-        first = _paired_queries(reader.matrix(f"{prefix}.q_proj", rows=q_rows), sizes)
+        first = LinearPart(prefix=f"{prefix}.q_proj", rows=q_rows, reorder=in_pairs)
     else:
-        first = reader.matrix(f"{prefix}.q_a_proj")
+        first = LinearPart(prefix=f"{prefix}.q_a_proj")
         q_norm = reader.vector(f"{prefix}.q_a_layernorm.weight")
-        q_up = PackedLinear(_paired_queries(reader.matrix(f"{prefix}.q_b_proj", rows=q_rows), sizes))
+        q_up = load_linear(reader, [LinearPart(prefix=f"{prefix}.q_b_proj", rows=q_rows, reorder=in_pairs)])
+    latent = LinearPart(prefix=f"{prefix}.kv_a_proj_with_mqa", reorder=latent_in_pairs)
     if sizes.has_bias:
         latent_bias = _paired_latent(reader.vector(f"{prefix}.kv_a_proj_with_mqa.bias"), sizes)
         # transformers gives the direct query projection no bias
-        first_bias = latent.new_zeros(first.shape[0])
+        first_bias = latent_bias.new_zeros(q_rows.size)
         if sizes.q_lora_rank is not None:
             first_bias = reader.vector(f"{prefix}.q_a_proj.bias")
         down_bias = torch.cat((first_bias, latent_bias))
         out_bias = reader.vector(f"{prefix}.o_proj.bias") if is_first_rank else None
+    out = LinearPart(prefix=f"{prefix}.o_proj", cols=heads.times(sizes.v_head_dim))
     return MlaWeights(
-        down=PackedLinear(torch.cat((first, latent)), down_bias),
+        down=load_linear(reader, [first, latent], down_bias),
         q_norm=q_norm,
         q_up=q_up,
         kv_norm=reader.vector(f"{prefix}.kv_a_layernorm.weight"),
-        out=PackedLinear(reader.matrix(f"{prefix}.o_proj", cols=heads.times(sizes.v_head_dim)), out_bias),
+        out=load_linear(reader, [out], out_bias),
     )
 
 
