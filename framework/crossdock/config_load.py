@@ -143,8 +143,8 @@ def _drop_foreign_options(merged: Table, sources: dict[str, str], table: Mapping
         new, old = table.get(point), merged.get(point)
         if not isinstance(new, dict) or not isinstance(old, dict):
             continue
-        new_name = cast("Table", new).get("name")
-        if new_name is None or new_name == cast("Table", old).get("name"):
+        new_name, old_name = (cast("Table", table).get("name") for table in (new, old))
+        if None in (new_name, old_name) or new_name == old_name:
             continue
         merged[point] = {}
         for path in [path for path in sources if path.startswith(f"{point}.")]:

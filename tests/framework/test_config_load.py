@@ -99,6 +99,11 @@ def test_naming_another_plugin_drops_the_options_of_the_first() -> None:
     assert same.config.dispatcher.options == {"mode": "auto", "rows": 8}
 
 
+def test_options_that_were_set_without_a_name_go_to_the_plugin_that_a_flag_names() -> None:
+    layers = [set_layer(["strategy.min_decode_rows=2"]), *flag_layers({"--strategy": ("strategy.name", "two_batch")})]
+    assert load_config(layers).config.strategy == PluginChoice(name="two_batch", options={"min_decode_rows": 2})
+
+
 @pytest.mark.parametrize(
     ("word", "value"),
     [
