@@ -1,9 +1,12 @@
-"""How a rank's process holds memory: freed blocks stay, and large ones lie on huge pages."""
+"""How much memory a process may take, and how a rank holds it: freed blocks stay, and large ones lie on huge pages."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import sys
+from pathlib import Path
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -13,6 +16,38 @@ _KEPT_BYTES = 1 << 30
 _TOP_PAD_BYTES = 64 << 20
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE_BYTES = 2 << 20
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+"""Limit, use and details of a control group, in versions 2 and 1."""
+_CACHES = ("active_file", "inactive_file")
+
+
+def machine_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that the processes of this machine or container may take in all."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([whole, *(limit for limit, _ in _group_limits(groups))])
+
+
+def available_bytes(groups: Path = Path("/sys/fs/cgroup"), memory_info: Path = Path("/proc/meminfo")) -> int:
+    """What is left of it now, caches that the system would give up counted as free."""
+    left = [limit - used for limit, used in _group_limits(groups)]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = memory_info.read_text(encoding="ascii").splitlines()
+        left.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    return max(0, min(left, default=machine_bytes(groups)))
+
+
+def _group_limits(groups: Path) -> list[tuple[int, int]]:
+    """(limit, in use without file caches) of this process's control group, where it has one."""
+    found: list[tuple[int, int]] = []
+    for limit, used, details in _GROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):
+            rows = [line.split() for line in (groups / details).read_text(encoding="ascii").splitlines()]
+            caches = sum(int(row[1]) for row in rows if row[0] in _CACHES)
+            found.append((int((groups / limit).read_text()), int((groups / used).read_text()) - caches))
+    return found
 
 
 def keep_freed_memory() -> bool:

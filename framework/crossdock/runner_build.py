@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import attrs
 import numpy as np
+import structlog
 import torch
 
 from crossdock.attention import make_attention
@@ -16,7 +15,9 @@ from crossdock.eplb.build import make_spare_slots
 from crossdock.eplb.spare_slots import SpareSlots
 from crossdock.executor import Executor
 from crossdock.groups import align_rows
-from crossdock.kv_storage import KvPlan, KvStorage, elements_per_token, plan_kv_cache
+from crossdock.host_memory import available_bytes, machine_bytes
+from crossdock.kv_storage import KvPlan, KvStorage, plan_kv_cache
+from crossdock.memory_plan import KV_SHARE_OF_DEVICE, MemoryPlan, affordable_tokens, plan_memory, ranks_on_machine
 from crossdock.model import make_model
 from crossdock.moe_build import make_moe_parts
 from crossdock.rank_plan import RankPlan, step_depth
@@ -27,12 +28,9 @@ from crossdock.types.attention import Attention, AttentionSpec
 from crossdock.types.layout import FULL_ROWS
 from crossdock.types.model import Model, ModelSpec, MoeParts
 
+_LOG = structlog.get_logger("crossdock")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SAFETENSORS_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
-_KV_SHARE_OF_MEMORY = 0.125
-"""Largest share of a machine's memory that the KV pools of its ranks take when ``scheduler.kv_tokens`` is 0."""
-_KV_SHARE_OF_DEVICE = 0.85
-"""The same, of what is free on a GPU once the weights are there."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -54,9 +52,11 @@ def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> Buil
 
     Raises:
         CheckpointError: tensors do not fit the model.
-        ConfigError: a capacity or the KV cache is too small.
+        ConfigError: a capacity or the KV cache is too small, or memory is.
         PluginError: a plugin declines.
     """
+    memory = agreed_memory_plan(plan, comms, device)
+    _LOG.info("memory plan", rank=plan.place.rank, plan=memory.sentence())
     dtype = _DTYPES[plan.dtype]
     strategy_choice = plan.selection.plugin("strategy")
     strategy = make_strategy(strategy_choice.name, strategy_choice.options)
@@ -67,7 +67,7 @@ def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> Buil
     model = make_model(_model_spec(plan, comms, dtype, device, attention, moe))
     # Before the KV cache, which takes what memory is left.
     spare = make_spare_slots(plan, model)
-    kv = KvStorage(plan.info.kv, _plan_kv(plan, comms, dtype, device), dtype=dtype, device=device)
+    kv = KvStorage(plan.info.kv, _plan_kv(plan, memory, comms, dtype, device), dtype=dtype, device=device)
     model.bind_kv_cache(kv.caches)
     recorder = moe.recorder if moe is not None and isinstance(moe.recorder, ExpertLoadRecorder) else None
     runner = ModelRunner(
@@ -136,31 +136,34 @@ def _model_spec(
     )
 
 
-def _plan_kv(plan: RankPlan, comms: RankComms, dtype: torch.dtype, device: torch.device) -> KvPlan:
-    """The same number of pages on every rank: the smallest that any of them has memory for."""
-    limits = plan.config.scheduler
-    per_token = plan.info.num_layers * elements_per_token(plan.info.kv) * dtype.itemsize
-    tokens = limits.kv_tokens or _affordable_tokens(plan, per_token, device)
+def agreed_memory_plan(plan: RankPlan, comms: RankComms, device: torch.device) -> MemoryPlan:
+    """The memory plan for the rank with the least memory, on every rank. Collective.
+
+    Raises:
+        ConfigValueError: on every rank, when it does not fit.
+    """
+    if device.type == "cuda":
+        free = machine = torch.cuda.mem_get_info(device)[0]
+    else:
+        free, machine = available_bytes() // ranks_on_machine(plan), machine_bytes()
+    everyone = comms.host.world.all_gather(torch.tensor([[free, machine]], dtype=torch.int64))
+    least = everyone.amin(dim=0)
+    memory = plan_memory(plan, int(least[0]), int(least[1]))
+    memory.check()
+    return memory
+
+
+def _plan_kv(plan: RankPlan, memory: MemoryPlan, comms: RankComms, dtype: torch.dtype, device: torch.device) -> KvPlan:
+    """Pages for the planned tokens. Derived ones on a GPU are counted again, now that the weights are there: the same number on every rank."""
+    tokens = memory.kv_tokens
+    if device.type == "cuda" and not plan.config.scheduler.kv_tokens:
+        left = torch.cuda.mem_get_info(device)[0] - memory.step_bytes - memory.graphs_bytes
+        tokens = affordable_tokens(plan, memory.kv_bytes // memory.kv_tokens, int(left * KV_SHARE_OF_DEVICE))
     everyone = comms.host.world.all_gather(torch.tensor([tokens], dtype=torch.int64))
     return plan_kv_cache(
         plan.info.kv,
         num_layers=plan.info.num_layers,
         tokens=int(np.min(everyone.numpy())),
-        page_tokens=limits.page_tokens,
+        page_tokens=plan.config.scheduler.page_tokens,
         itemsize=dtype.itemsize,
     )
-
-
-def _affordable_tokens(plan: RankPlan, bytes_per_token: int, device: torch.device) -> int:
-    """Tokens for ``kv_tokens = 0``: all running requests at full length, or what the memory allows."""
-    limits = plan.config.scheduler
-    most = limits.max_running_requests * plan.max_sequence_tokens
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        memory = int(free * _KV_SHARE_OF_DEVICE)
-    else:
-        ranks_here = -(-plan.sizes.ranks // plan.config.launch.nnodes)
-        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        memory = int(machine_bytes * _KV_SHARE_OF_MEMORY) // ranks_here
-    full_pages = -(-most // limits.page_tokens) * limits.page_tokens
-    return min(full_pages, max(limits.page_tokens, memory // bytes_per_token))
