@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 
@@ -38,6 +38,21 @@ class Router(Protocol):
         ...
 
 
+@runtime_checkable
+class SlotRouter(Protocol):
+    """A router that can name slots and mask padding in the same pass, where an expert has one slot only."""
+
+    def select_slots(
+        self,
+        logits: torch.Tensor,
+        bias: torch.Tensor | None,
+        slots: torch.Tensor,
+        padded_rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``Router.select``, with ``slots`` [E] int64 for ids and -1 in rows where ``padded_rows`` [n, 1] bool is set (None: nowhere)."""
+        ...
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class RoutedTokens:
     """Where each row goes. Rows that carry no token have id -1 everywhere."""
@@ -64,6 +79,11 @@ class MoeBlock:
         self._sizes = sizes
         self._place = place
         self._input_rows = parts.dispatcher.capabilities.input_rows
+        # Room for one replica an expert: there is nothing to pick, and the map itself, overwritten in place, is the answer.
+        replicas, picker = parts.maps.logical_to_physical[layer_row], parts.picker.capabilities
+        is_plain = replicas.shape[1] == 1 and not picker.collective_per_layer and not picker.needs_load
+        self._slots = replicas[:, 0]
+        self._slot_router = router if is_plain and isinstance(router, SlotRouter) else None
 
     def route(self, ctx: ForwardContext, hidden: Rows) -> RoutedTokens:
         """Router, replica pick, padding to -1, counters. Runs with zero rows too: a picker may hold a collective."""
@@ -74,9 +94,14 @@ class MoeBlock:
             )
         picker = self._parts.picker
         logits, bias = picker.transform_router(self._router.logits(hidden.value), self._router.bias)
-        ids, weights = self._router.select(logits, bias)
-        ids = self._without_padding(ctx, ids)
-        ids = self._without_padding(ctx, picker.pick(self._layer_row, ids, ids.shape[0]))
+        if self._slot_router is not None:
+            ids, weights = self._slot_router.select_slots(logits, bias, self._slots, ctx.dispatch_step.padded_rows)
+            if ctx.dispatch_step.padded_rows is None:
+                ids = self._without_padding(ctx, ids)
+        else:
+            ids, weights = self._router.select(logits, bias)
+            ids = self._without_padding(ctx, ids)
+            ids = self._without_padding(ctx, picker.pick(self._layer_row, ids, ids.shape[0]))
         self._parts.recorder.record(self._layer_row, ids)
         return RoutedTokens(topk_ids=ids, topk_weights=weights)
 

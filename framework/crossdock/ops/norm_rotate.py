@@ -11,6 +11,9 @@ from crossdock.ops.rms_norm import rms_norm
 from crossdock.ops.rope import rotate_pairs
 from crossdock.ops.tile_size import block_of
 
+HEADS_BLOCK = 8
+"""Heads a program takes."""
+
 
 def norm_rotate(rows: torch.Tensor, weight: torch.Tensor | None, eps: float, rotation: torch.Tensor) -> torch.Tensor:
     """Each head normed over its own elements (when ``weight`` is given), then its pairs rotated.
@@ -53,7 +56,8 @@ def norm_rotate_fused(
 
     half = dim // 2
     launch: Any = norm_rotate_kernel
-    launch[(num_rows, heads)](
+    heads_block = min(HEADS_BLOCK, block_of(heads))
+    launch[(num_rows, -(-heads // heads_block))](
         rows,
         rows if weight is None else weight,
         torch.view_as_real(rotation),
@@ -62,9 +66,10 @@ def norm_rotate_fused(
         rows.stride(0),
         rows.stride(1),
         heads=heads,
+        heads_block=heads_block,
         half=half,
         half_block=block_of(half),
         has_norm=weight is not None,
-        num_warps=1,
+        num_warps=4,
     )
     return out

@@ -22,31 +22,30 @@ def norm_rotate_kernel(
     stride_head,
     # meta
     heads: tl.constexpr,
+    heads_block: tl.constexpr,
     half: tl.constexpr,
     half_block: tl.constexpr,
     has_norm: tl.constexpr,
 ):
-    """``rotation`` [n, half, 2] float32: cosine and sine of each pair."""
+    """``rotation`` [n, half, 2] float32: cosine and sine of each pair. A program takes ``heads_block`` heads of a row."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    pair = tl.arange(0, half_block)
-    inside = pair < half
-    at = rows + row * stride_row + head * stride_head + 2 * pair
-    even = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    odd = tl.load(at + 1, mask=inside, other=0.0).to(tl.float32)
+    head = tl.program_id(1) * heads_block + tl.arange(0, heads_block)
+    # Heads are read whole and cut into pairs afterwards: reads of every other element would be twice as many.
+    column = tl.arange(0, 2 * half_block)
+    inside = (head < heads)[:, None] & (column < 2 * half)[None, :]
+    x = tl.load(rows + row * stride_row + head[:, None] * stride_head + column[None, :], mask=inside, other=0.0)
+    x = x.to(tl.float32)
     if has_norm:
-        scale = tl.rsqrt(tl.sum(even * even + odd * odd, axis=0) / (2 * half) + eps)
-        gain = weight + head * 2 * half + 2 * pair
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / (2 * half) + eps)
+        gain = tl.load(weight + head[:, None] * 2 * half + column[None, :], mask=inside, other=0.0).to(tl.float32)
         # Rounded where separate ops would round: after the norm, and after the gain.
-        even = (even * scale).to(out.dtype.element_ty).to(tl.float32)
-        odd = (odd * scale).to(out.dtype.element_ty).to(tl.float32)
-        even = even * tl.load(gain, mask=inside, other=0.0).to(tl.float32)
-        odd = odd * tl.load(gain + 1, mask=inside, other=0.0).to(tl.float32)
-        even = even.to(out.dtype.element_ty).to(tl.float32)
-        odd = odd.to(out.dtype.element_ty).to(tl.float32)
-    turn = rotation + (row * half + pair) * 2
-    cosine = tl.load(turn, mask=inside, other=0.0)
-    sine = tl.load(turn + 1, mask=inside, other=0.0)
-    to = out + (row * heads + head) * 2 * half + 2 * pair
-    tl.store(to, (even * cosine - odd * sine).to(out.dtype.element_ty), mask=inside)
-    tl.store(to + 1, (even * sine + odd * cosine).to(out.dtype.element_ty), mask=inside)
+        x = (x * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
+        x = (x * gain).to(out.dtype.element_ty).to(tl.float32)
+    turn_at = rotation + row * 2 * half + column
+    turn = tl.load(turn_at, mask=column < 2 * half, other=0.0)
+    cosine, sine = tl.split(tl.reshape(turn, (1, half_block, 2)))
+    even, odd = tl.split(tl.reshape(x, (heads_block, half_block, 2)))
+    turned = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
+    turned = tl.reshape(turned, (heads_block, 2 * half_block))
+    at = out + (row * heads + head[:, None]) * 2 * half + column[None, :]
+    tl.store(at, turned.to(out.dtype.element_ty), mask=inside)

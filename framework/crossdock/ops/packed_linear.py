@@ -7,6 +7,7 @@ import functools
 import torch
 from torch.nn import functional
 
+from crossdock.ops.few_rows_linear import few_rows_linear
 from crossdock.ops.linear_cpu import linear_cpu, takes
 
 PACK_ROWS_HINT = 64
@@ -16,6 +17,10 @@ PACK_ROWS_HINT = 64
 
 FEW_ROWS = 4
 """Up to here the C kernel that reads the plain weight wins, at one row by a factor of two."""
+
+
+FEW_DEVICE_ROWS = 1
+"""Rows up to which the GPU kernel without tensor cores wins."""
 
 
 class PackedLinear:
@@ -35,6 +40,7 @@ class PackedLinear:
         self._bias = bias
         self._is_packed = weight.numel() > 0 and weight.device.type == "cpu" and can_pack(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT) if self._is_packed else weight
+        self._is_streamed = weight.is_cuda and weight.is_contiguous() and weight.numel() > 0
         self._plain = weight if self._is_packed and takes(weight[:0], weight) else None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -45,6 +51,8 @@ class PackedLinear:
         if self._is_packed:
             packed: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
             return packed
+        if self._is_streamed and 0 < rows.shape[0] <= FEW_DEVICE_ROWS:
+            return few_rows_linear(rows, self._weight, self._bias, rows.dtype)
         return functional.linear(rows, self._weight, self._bias)
 
 

@@ -31,7 +31,11 @@ class TopkRule:
 
 
 def topk_routing(
-    router_logits: torch.Tensor, correction_bias: torch.Tensor | None, rule: TopkRule
+    router_logits: torch.Tensor,
+    correction_bias: torch.Tensor | None,
+    rule: TopkRule,
+    slots: torch.Tensor | None = None,
+    padded_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts of each token and their weights.
 
@@ -39,9 +43,11 @@ def topk_routing(
         router_logits: [n, E] float32.
         correction_bias: [E] float32 added to the scores for the choice only, or None.
         rule: the model's rule.
+        slots: [E] int64, the only slot of each expert, for ids of slots in place of experts; or None.
+        padded_rows: [n] bool or [n, 1], rows that carry no token and get ids of -1; or None.
 
     Returns:
-        ``topk_ids`` [n, K] int64, logical experts, and ``topk_weights`` [n, K] float32 with the routed scaling in them.
+        ``topk_ids`` [n, K] int64, logical experts (or slots), and ``topk_weights`` [n, K] float32 with the routed scaling in them.
 
     Raises:
         ValueError: the experts cannot be split into the groups, or fewer than K experts are left to choose from.
@@ -54,5 +60,10 @@ def topk_routing(
     if rule.top_k > num_experts // rule.num_groups * rule.kept_groups:
         raise ValueError(f"topk_routing: top_k {rule.top_k} is more than the experts of {rule.kept_groups} kept groups")
     if can_fuse(router_logits, rule):
-        return topk_routing_fused(router_logits, correction_bias, rule)
-    return topk_routing_torch(router_logits, correction_bias, rule)
+        return topk_routing_fused(router_logits, correction_bias, rule, slots, padded_rows)
+    ids, weights = topk_routing_torch(router_logits, correction_bias, rule)
+    if slots is not None:
+        ids = slots[ids]
+    if padded_rows is not None:
+        ids = ids.masked_fill(padded_rows.view(-1, 1), -1)
+    return ids, weights

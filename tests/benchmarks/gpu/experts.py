@@ -15,8 +15,17 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
 import torch
-from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu
+from crossdock_models.experts.triton.kernels.block_order import block_order
+from crossdock_models.experts.triton.kernels.few_rows import FewTile, few_rows_swiglu
+from crossdock_models.experts.triton.kernels.grouped_swiglu import (
+    GroupedWeights,
+    down_rows,
+    gate_up_rows,
+    grouped_swiglu,
+    sum_choices,
+)
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
 from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
 
@@ -26,8 +35,9 @@ SHAPES = {
     "dsv3_ep2": (128, 7168, 2048, 4),
 }
 """experts on the rank, hidden, inner, choices that land on the rank."""
-TUNED_ROWS = (1, 32, 256, 16384)
-ROWS = (1, 8, 32, 128, 256, 512, 4096, 16384)
+TUNED_ROWS = (32, 256, 4096, 16384)
+FEW_FIELDS = ("gate_columns", "gate_inner", "gate_warps", "down_columns", "down_inner", "down_warps")
+ROWS = (1, 2, 4, 8, 32, 128, 256, 512, 4096, 16384)
 REPEATS = 20
 
 
@@ -99,6 +109,60 @@ def candidates(rows_per_expert: float) -> Iterator[Tiles]:
                 )
 
 
+LARGE_VARIANTS: tuple[dict[str, int], ...] = (
+    {},
+    {"group": 4},
+    {"group": 16},
+    {"gate_stages": 3, "down_stages": 3},
+    {"down_columns": 128},
+    {"gate_columns": 64},
+    {"inner": 128, "gate_stages": 2, "down_stages": 2},
+    {"rows": 64, "gate_warps": 4, "down_warps": 4},
+)
+"""Changes to the tile of prefill."""
+FEW_VARIANTS = (
+    (8, 512, 4, 8, 1024, 4),
+    (4, 512, 4, 8, 1024, 8),
+    (4, 1024, 4, 8, 512, 4),
+    (8, 256, 4, 8, 256, 4),
+    (16, 256, 8, 16, 256, 8),
+    (4, 256, 2, 4, 1024, 4),
+)
+"""Gate columns, inner elements and warps, and those of the second product, for a handful of rows."""
+
+
+def parts_us(
+    rows: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights, tiles: Tiles
+) -> dict[str, float]:
+    """Microseconds of each launch of the sorted path."""
+    top_k = ids.shape[1]
+    pairs, block_experts = block_order(ids, experts.num_experts, tiles.rows)
+    activated = gate_up_rows(x, top_k, pairs, block_experts, experts, tiles)
+    parts = down_rows(activated, weights, pairs, block_experts, experts, tiles)
+    calls: dict[str, Callable[[], Any]] = {
+        "order": lambda: block_order(ids, experts.num_experts, tiles.rows),
+        "gate_up": lambda: gate_up_rows(x, top_k, pairs, block_experts, experts, tiles),
+        "down": lambda: down_rows(activated, weights, pairs, block_experts, experts, tiles),
+        "sum": lambda: sum_choices(parts, ids),
+    }
+    return {name: median_us(call, 1 if rows >= 4096 else 5) for name, call in calls.items()}
+
+
+def few_us(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights) -> dict[str, Any]:
+    """The unsorted path with every tile, and its error."""
+    want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
+    found: dict[str, Any] = {}
+    for variant in FEW_VARIANTS:
+        tile = FewTile(**dict(zip(FEW_FIELDS, variant, strict=True)))
+
+        def call(t: FewTile = tile) -> torch.Tensor:
+            return few_rows_swiglu(x, ids, weights, experts.gate_up, experts.down, t)
+
+        error = float((call().float() - want).norm() / want.norm())
+        found[str(variant)] = (median_us(call, 5), round(error, 5))
+    return found
+
+
 def library_us(rows: int, ids: torch.Tensor, experts: GroupedWeights) -> float:
     """torch._grouped_mm for both products, rows sorted beforehand."""
     counts = torch.bincount(ids.flatten(), minlength=experts.gate_up.shape[0])
@@ -134,7 +198,19 @@ def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> 
         want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
         got = grouped_swiglu(x, ids, weights, experts, tiles).float()
         row["error"] = round(float((got - want).norm() / want.norm()), 5)
-    if tune:
+    if rows >= 4096:
+        row["parts"] = parts_us(rows, x, ids, weights, experts, tiles)
+        row["variants"] = (
+            {
+                str(change): parts_us(rows, x, ids, weights, experts, attrs.evolve(tiles, **change))
+                for change in LARGE_VARIANTS
+            }
+            if tune
+            else {}
+        )
+    elif rows <= 4:
+        row["few"] = few_us(x, ids, weights, experts)
+    if tune and rows < 4096:
         found: list[tuple[float, str]] = []
         for candidate in candidates(rows * top_k / num_experts):
             try:
@@ -145,15 +221,15 @@ def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> 
     return row
 
 
-def measure(name: str, tune: bool) -> dict[str, Any]:
-    """All sizes of one shape."""
+def measure(name: str, sizes: list[int], tune: bool) -> dict[str, Any]:
+    """Some sizes of one shape."""
     num_experts, hidden, inner, top_k = SHAPES[name]
     experts = GroupedWeights(
         gate_up=torch.randn(num_experts, 2 * inner, hidden, device="cuda", dtype=torch.bfloat16) / hidden**0.5,
         down=torch.randn(num_experts, hidden, inner, device="cuda", dtype=torch.bfloat16) / inner**0.5,
     )
     results: dict[str, Any] = {}
-    for rows in ROWS:
+    for rows in sizes:
         results[str(rows)] = measure_rows(rows, top_k, experts, tune and rows in TUNED_ROWS)
         print(name, rows, results[str(rows)], flush=True)
     return results
@@ -163,11 +239,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     arguments = parser.parse_args()
     results: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
     for name in arguments.shapes:
-        results[name] = measure(name, arguments.tune)
+        results[name] = measure(name, arguments.rows, arguments.tune)
         torch.cuda.empty_cache()
         with open(arguments.out, "w", encoding="utf8") as file:
             json.dump(results, file, indent=1)

@@ -7,11 +7,15 @@ import importlib.util
 import pytest
 import torch
 from crossdock.ops.add_rms_norm import add_rms_norm, add_rms_norm_fused
+from crossdock.ops.few_rows_linear import LinearTile, few_rows_linear
 from crossdock.ops.float_linear import FloatLinear
+from crossdock.ops.latent_rotate import latent_rotate, latent_rotate_fused
 from crossdock.ops.norm_rotate import norm_rotate, norm_rotate_fused
 from crossdock.ops.rms_norm_torch import rms_norm_torch
 from crossdock.ops.rope_torch import rotate_pairs_torch, rotation_table
-from crossdock.ops.topk_routing import TopkRule
+from crossdock.ops.swiglu import swiglu_fused
+from crossdock.ops.swiglu_torch import swiglu_torch
+from crossdock.ops.topk_routing import TopkRule, topk_routing
 from crossdock.ops.topk_routing_fused import can_fuse, topk_routing_fused
 from crossdock.ops.topk_routing_torch import topk_routing_torch
 
@@ -84,10 +88,96 @@ def test_negative_logits_choose_as_a_softmax_does(value: float) -> None:
     torch.testing.assert_close(weights[1], logits[1].softmax(-1)[[7, 6]], rtol=1e-5, atol=1e-7)
 
 
-def test_only_rules_without_groups_on_a_gpu_are_fused() -> None:
+@pytest.mark.parametrize("group_score", ["max", "sum_of_two_best"])
+@pytest.mark.parametrize("kept_groups", [1, 2, 3])
+def test_groups_are_left_out_as_by_the_ops(group_score: str, kept_groups: int) -> None:
+    """A bias below every score: what is left out must be lower than any of them."""
+    generator = torch.Generator().manual_seed(kept_groups)
+    rule = TopkRule(
+        top_k=4, scoring="sigmoid", renormalise=True, num_groups=4, kept_groups=kept_groups, group_score=group_score
+    )
+    logits = torch.randn(9, 32, generator=generator).to(DEVICE)
+    for bias in (None, (torch.randn(32, generator=generator) - 5).to(DEVICE)):
+        ids, weights = topk_routing_fused(logits, bias, rule)
+        want_ids, want_weights = topk_routing_torch(logits, bias, rule)
+        assert torch.equal(ids, want_ids)
+        torch.testing.assert_close(weights, want_weights, rtol=1e-5, atol=1e-6)
+
+
+def test_slots_take_the_place_of_experts_and_padded_rows_go_nowhere() -> None:
+    generator = torch.Generator().manual_seed(3)
+    rule = TopkRule(top_k=3)
+    logits = torch.randn(6, 12, generator=generator).to(DEVICE)
+    slots = torch.randperm(12, generator=generator).to(DEVICE)
+    padded = torch.tensor([False, True, False, False, True, True], device=DEVICE).unsqueeze(1)
+    ids, weights = topk_routing_fused(logits, None, rule, slots, padded)
+    plain_ids, plain_weights = topk_routing_torch(logits, None, rule)
+    assert torch.equal(ids, torch.where(padded, -1, slots[plain_ids]))
+    torch.testing.assert_close(weights, plain_weights, rtol=1e-5, atol=1e-6)
+    chosen, _ = topk_routing(logits.cpu(), None, rule, slots.cpu(), padded.cpu())
+    assert torch.equal(chosen, ids.cpu())
+
+
+def test_rules_that_leave_out_groups_are_fused_for_powers_of_two() -> None:
     logits = torch.zeros(1, 8, device=DEVICE)
     assert can_fuse(logits, TopkRule(top_k=2)) == ON_GPU
-    assert not can_fuse(logits, TopkRule(top_k=2, num_groups=4, kept_groups=2))
+    assert can_fuse(logits, TopkRule(top_k=2, num_groups=4, kept_groups=2)) == ON_GPU
+    assert not can_fuse(torch.zeros(1, 12, device=DEVICE), TopkRule(top_k=2, num_groups=4, kept_groups=2))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("inner_size", [1, 24, 1025])
+def test_gated_activation_in_one_pass_equals_the_ops(rows: int, inner_size: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    gate_up = torch.randn(rows, 2 * inner_size, generator=generator).to(DEVICE, DTYPE)
+    torch.testing.assert_close(swiglu_fused(gate_up), swiglu_torch(gate_up), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+@pytest.mark.parametrize("heads", [1, 3, 20])
+def test_a_latent_layers_rows_are_turned_and_normed_where_they_lie(rows: int, heads: int) -> None:
+    """Slices of one product, whose neighbours must stay as they are."""
+    generator = torch.Generator().manual_seed(rows)
+    nope, rope, rank = 5, 12, 24
+    width = heads * (nope + rope)
+    packed = torch.randn(rows, width + rank + rope + 3, generator=generator).to(DEVICE, DTYPE)
+    before = packed.clone()
+    weight = torch.randn(rank, generator=generator).to(DEVICE, DTYPE)
+    table = rotation_table(torch.rand(rope // 2, generator=generator), 32, 1.1).to(DEVICE)
+    rotation = table[torch.arange(rows, device=DEVICE) * 3].unsqueeze(1)
+    queries = packed[:, :width].unflatten(1, (heads, -1))
+    latent = packed[:, width : width + rank + rope]
+    latent_rotate_fused(queries, latent, weight, 1e-6, rotation)
+    old = before[:, :width].unflatten(1, (heads, -1))
+    old_latent = before[:, width : width + rank + rope]
+    assert torch.equal(queries[..., :nope], old[..., :nope])
+    assert torch.equal(packed[:, width + rank + rope :], before[:, width + rank + rope :])
+    close = {"rtol": TOLERANCE, "atol": TOLERANCE}
+    torch.testing.assert_close(queries[..., nope:], rotate_pairs_torch(old[..., nope:].clone(), rotation), **close)
+    torch.testing.assert_close(latent[:, :rank], rms_norm_torch(old_latent[:, :rank], weight, 1e-6), **close)
+    turned = rotate_pairs_torch(old_latent[:, None, rank:].clone(), rotation)[:, 0]
+    torch.testing.assert_close(latent[:, rank:], turned, **close)
+
+
+def test_latent_rows_that_do_not_fit_are_refused() -> None:
+    rotation = torch.zeros(2, 1, 4, dtype=torch.complex64, device=DEVICE)
+    queries, latent = torch.zeros(2, 3, 10, device=DEVICE), torch.zeros(2, 20, device=DEVICE)
+    with pytest.raises(ValueError, match="do not fit"):
+        latent_rotate(queries, latent, torch.ones(11, device=DEVICE), 1e-6, rotation)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", [(1, 7), (37, 100), (64, 32)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_few_rows_times_a_matrix_equal_the_product(rows: int, shape: tuple[int, int], has_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(shape, generator=generator).to(DEVICE, DTYPE)
+    bias = torch.randn(shape[0], generator=generator).to(DEVICE, DTYPE) if has_bias else None
+    x = torch.randn(rows, shape[1] + 5, generator=generator).to(DEVICE, DTYPE)[:, : shape[1]]
+    tile = LinearTile(columns=8, inner=32, warps=4)
+    got = few_rows_linear(x, weight, bias, torch.float32, tile)
+    want = x.float() @ weight.float().T + (0 if bias is None else bias.float())
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

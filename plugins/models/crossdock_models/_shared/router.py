@@ -27,3 +27,13 @@ class TopkRouter:
     def select(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """[n, E] -> logical ids [n, K] int64 and weights [n, K] float32 with the routed scaling in them."""
         return topk_routing(logits, bias, self._rule)
+
+    def select_slots(
+        self,
+        logits: torch.Tensor,
+        bias: torch.Tensor | None,
+        slots: torch.Tensor,
+        padded_rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same with the only slot of each expert, and -1 in padded rows."""
+        return topk_routing(logits, bias, self._rule, slots, padded_rows)

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from crossdock.errors import MisuseError
-from crossdock_attention.attention.triton.kernels.paged_decode import choose_splits, paged_decode
+from crossdock_attention.attention.triton.kernels.paged_decode import NewRows, choose_splits, paged_decode
 from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
 from crossdock_attention.attention.triton.kernels.prefill import prefill, query_blocks
 from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
@@ -48,6 +48,10 @@ def table_of(lengths: list[int], generator: torch.Generator) -> torch.Tensor:
     return table.to(DEVICE)
 
 
+def arrivals_of(q: torch.Tensor, key_heads: int) -> torch.Tensor:
+    return torch.zeros(q.shape[0] * key_heads, dtype=torch.int32, device=DEVICE)
+
+
 @pytest.mark.parametrize("splits", [1, 2, 8])
 @pytest.mark.parametrize("lengths", [[1], [3, 4, 5, 8, 9], [0, 70, 1], [130]])
 def test_gqa_decode_equals_a_dense_softmax_at_every_page_boundary(lengths: list[int], splits: int) -> None:
@@ -55,7 +59,7 @@ def test_gqa_decode_equals_a_dense_softmax_at_every_page_boundary(lengths: list[
     table = table_of(lengths, generator)
     q = torch.randn(len(lengths), 6, 16, generator=generator).to(DEVICE, DTYPE)
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    got = paged_decode(q, k_pool, v_pool, table, seq_lens, 0.25, splits)
+    got = paged_decode(q, k_pool, v_pool, table, seq_lens, 0.25, splits, arrivals=arrivals_of(q, 2))
     want = paged_decode_torch(q, k_pool, v_pool, table, seq_lens, 0.25)
     torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
 
@@ -66,9 +70,60 @@ def test_mla_decode_takes_the_front_of_the_key_as_value(lengths: list[int]) -> N
     table = table_of(lengths, generator)
     q = torch.randn(len(lengths), 5, 40, generator=generator).to(DEVICE, DTYPE)
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    got = paged_decode(q, latent, None, table, seq_lens, 0.2, 2, rope_dim=8)
+    got = paged_decode(
+        q[..., :32], latent, None, table, seq_lens, 0.2, 2, q_rest=q[..., 32:], arrivals=arrivals_of(q, 1)
+    )
     want = paged_decode_torch(q, latent, latent[..., :32], table, seq_lens, 0.2)
     torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("latent", [False, True])
+def test_a_step_attends_to_its_own_row_and_leaves_it_in_the_cache(splits: int, latent: bool) -> None:
+    """Twice with the same counters: the cached rows of the second call are those that the first one stored."""
+    lengths = [1, 4, 5, 0, 70, 131]
+    dims = (40,) if latent else (16, 24)
+    made, generator = pools(80, 1 if latent else 2, dims)
+    truth = [pool.clone() for pool in made]
+    table = table_of(lengths, generator)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    q = torch.randn(len(lengths), 6, dims[0], generator=generator).to(DEVICE, DTYPE)
+    packed = torch.randn(len(lengths), 2 * sum(dims) + 3, generator=generator).to(DEVICE, DTYPE)
+    new = (
+        [packed[:, :40].unflatten(1, (1, 40))]
+        if latent
+        else [packed[:, :32].unflatten(1, (2, 16)), packed[:, 32:80].unflatten(1, (2, 24))]
+    )
+    slots = torch.tensor(
+        [
+            int(table[i, (n - 1) // PAGE_TOKENS]) * PAGE_TOKENS + (n - 1) % PAGE_TOKENS if n else 0
+            for i, n in enumerate(lengths)
+        ],
+        device=DEVICE,
+    )
+    live = torch.tensor([n > 0 for n in lengths], device=DEVICE)
+    for pool, rows in zip(truth, new, strict=True):
+        pool.flatten(0, 1)[slots[live]] = rows[live]
+    arrivals = arrivals_of(q, 2)
+    step = NewRows(k=new[0], v=None if latent else new[1], slots=slots)
+    for _ in range(2):
+        got = paged_decode(
+            q[..., :32] if latent else q,
+            made[0],
+            None if latent else made[1],
+            table,
+            seq_lens,
+            0.2,
+            splits,
+            q_rest=q[..., 32:] if latent else None,
+            new=step,
+            arrivals=arrivals,
+        )
+        want = paged_decode_torch(q, truth[0], truth[0][..., :32] if latent else truth[1], table, seq_lens, 0.2)
+        torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+        assert not arrivals.any()
+    for mine, theirs in zip(made, truth, strict=True):
+        assert torch.equal(mine[1:], theirs[1:])
 
 
 def test_no_rows_decode_to_no_rows() -> None:

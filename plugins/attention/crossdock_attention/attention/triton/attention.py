@@ -9,15 +9,23 @@ from crossdock.types.attention import AttnMetadata
 
 from crossdock_attention.attention.triton.capabilities import TRITON_ATTENTION_CAPABILITIES
 from crossdock_attention.attention.triton.kernels.paged_decode import (
-    DECODE_BLOCK,
-    LATENT_BLOCK,
+    GQA_TILE,
+    LATENT_TILE,
+    NewRows,
     choose_splits,
     paged_decode,
 )
 from crossdock_attention.attention.triton.kernels.prefill import prefill
 from crossdock_attention.attention.triton.kernels.store_rows import store_rows
 from crossdock_attention.attention.triton.mla import expand_contexts, latent_queries, values_of
-from crossdock_attention.attention.triton.plan import DecodeBuffers, PrefillRows, TritonPlan, fill_buffers, make_plan
+from crossdock_attention.attention.triton.plan import (
+    DecodeBuffers,
+    DecodeRows,
+    PrefillRows,
+    TritonPlan,
+    fill_buffers,
+    make_plan,
+)
 
 if TYPE_CHECKING:
     from crossdock.types.attention import AttentionCapabilities, AttentionLayer, AttentionSpec
@@ -45,11 +53,12 @@ class TritonAttention:
 
     def allocate_buffers(self, bucket: int, page_columns: int) -> DecodeBuffers:
         """Static storage of one decode bucket; the splits are fixed by its size and the longest context it can hold."""
-        block = DECODE_BLOCK if self._spec.kv.kind == "gqa" else LATENT_BLOCK
+        tile = GQA_TILE if self._spec.kv.kind == "gqa" else LATENT_TILE
         return DecodeBuffers(
             page_table=torch.zeros(bucket, page_columns, dtype=torch.int32, device=self._spec.device),
             seq_lens=torch.zeros(bucket, dtype=torch.int32, device=self._spec.device),
-            splits=choose_splits(bucket, self._key_heads, page_columns * self._spec.page_tokens, block),
+            splits=choose_splits(bucket, self._key_heads, page_columns * self._spec.page_tokens, tile.tokens),
+            arrivals=torch.zeros(bucket * self._key_heads, dtype=torch.int32, device=self._spec.device),
         )
 
     def forward(
@@ -62,35 +71,38 @@ class TritonAttention:
     ) -> torch.Tensor:
         """As the protocol says."""
         plan = cast("TritonPlan", metadata.data)
-        store_rows(metadata.batch.kv_slots, (k,) if v is None else (k, v), layer.cache)
+        slots = metadata.batch.kv_slots
         if plan.prefill is None and plan.decode is not None and plan.decode.rows is None:
-            return self._decode(q, layer, plan)
+            keys = k if v is not None else k.unsqueeze(1)
+            return self._decode(q, layer, plan.decode, NewRows(k=keys, v=v, slots=slots))
+        store_rows(slots, (k,) if v is None else (k, v), layer.cache)
         value_dim = layer.kv.v_head_dim if layer.w_uv is None else layer.w_uv.shape[2]
         out = q.new_zeros(q.shape[0], layer.num_heads, value_dim)
         if plan.decode is not None and plan.decode.rows is not None:
-            out.index_copy_(0, plan.decode.rows, self._decode(q.index_select(0, plan.decode.rows), layer, plan))
+            rows = plan.decode.rows
+            out.index_copy_(0, rows, self._decode(q.index_select(0, rows), layer, plan.decode, None))
         if plan.prefill is not None:
             self._prefill(q, k, out, layer, plan.prefill, metadata.batch)
         return out
 
-    def _decode(self, q: torch.Tensor, layer: AttentionLayer, plan: TritonPlan) -> torch.Tensor:
-        decode = plan.decode
-        assert decode is not None
-        if layer.kv.kind == "gqa":
-            k_pool, v_pool = layer.cache
-            return paged_decode(q, k_pool, v_pool, decode.page_table, decode.seq_lens, layer.scale, decode.splits)
-        latent = layer.cache[0].unsqueeze(2)
+    def _decode(self, q: torch.Tensor, layer: AttentionLayer, rows: DecodeRows, new: NewRows | None) -> torch.Tensor:
+        """``new``: the step's own keys and values, where they are not in the cache yet."""
+        is_latent = layer.kv.kind == "mla"
+        keys, values = (layer.cache[0].unsqueeze(2), None) if is_latent else layer.cache
+        queries, rest = latent_queries(q, layer) if is_latent else (q, None)
         context = paged_decode(
-            latent_queries(q, layer),
-            latent,
-            None,
-            decode.page_table,
-            decode.seq_lens,
+            queries,
+            keys,
+            values,
+            rows.page_table,
+            rows.seq_lens,
             layer.scale,
-            decode.splits,
-            rope_dim=layer.kv.rope_dim,
+            rows.splits,
+            q_rest=rest,
+            new=new,
+            arrivals=rows.arrivals,
         )
-        return values_of(context, layer)
+        return values_of(context, layer) if is_latent else context
 
     def _prefill(
         self,

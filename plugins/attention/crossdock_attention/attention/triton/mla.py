@@ -18,20 +18,19 @@ def _projections(layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor]:
     return layer.w_uk, layer.w_uv
 
 
-def latent_queries(q: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
-    """[n, heads, nope + rope] -> [n, heads, r + rope]: the key up-projection is moved to the query."""
+def latent_queries(q: torch.Tensor, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, heads, nope + rope] -> [n, heads, r], for which the key up-projection is moved to the query, and [n, heads, rope], a view."""
     w_uk, _ = _projections(layer)
-    nope, rank = w_uk.shape[1], w_uk.shape[2]
-    lifted = q.new_empty(q.shape[0], q.shape[1], rank + q.shape[2] - nope)
-    torch.bmm(q[..., :nope].transpose(0, 1), w_uk, out=lifted[..., :rank].transpose(0, 1))
-    lifted[..., rank:] = q[..., nope:]
-    return lifted
+    nope = w_uk.shape[1]
+    return torch.bmm(q[..., :nope].transpose(0, 1), w_uk).transpose(0, 1), q[..., nope:]
 
 
 def values_of(context: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
-    """[n, heads, r] -> [n, heads, dv]."""
+    """[n, heads, r] -> [n, heads, dv] contiguous."""
     _, w_uv = _projections(layer)
-    return torch.bmm(context.transpose(0, 1), w_uv).transpose(0, 1)
+    values = context.new_empty(context.shape[0], w_uv.shape[0], w_uv.shape[2])
+    torch.bmm(context.transpose(0, 1), w_uv, out=values.transpose(0, 1))
+    return values
 
 
 def expand_contexts(

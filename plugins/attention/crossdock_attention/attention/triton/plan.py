@@ -7,7 +7,7 @@ import torch
 from crossdock.errors import MisuseError
 from crossdock.types.batch import ForwardBatch
 
-from crossdock_attention.attention.triton.kernels.paged_decode import DECODE_BLOCK, LATENT_BLOCK, choose_splits
+from crossdock_attention.attention.triton.kernels.paged_decode import GQA_TILE, LATENT_TILE, choose_splits
 from crossdock_attention.attention.triton.kernels.prefill import query_blocks
 
 
@@ -20,6 +20,8 @@ class DecodeBuffers:
     seq_lens: torch.Tensor
     """[bucket] int32."""
     splits: int
+    arrivals: torch.Tensor
+    """[bucket * key heads] int32 zeros, see ``paged_decode``."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -31,6 +33,7 @@ class DecodeRows:
     page_table: torch.Tensor
     seq_lens: torch.Tensor
     splits: int
+    arrivals: torch.Tensor
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -95,7 +98,13 @@ def fill_buffers(batch: ForwardBatch, buffers: DecodeBuffers) -> TritonPlan:
     buffers.page_table[:size, :width].copy_(batch.page_table)
     buffers.seq_lens.zero_()
     buffers.seq_lens[:size].copy_(torch.tensor(batch.seq_lens, dtype=torch.int32))
-    decode = DecodeRows(rows=None, page_table=buffers.page_table, seq_lens=buffers.seq_lens, splits=buffers.splits)
+    decode = DecodeRows(
+        rows=None,
+        page_table=buffers.page_table,
+        seq_lens=buffers.seq_lens,
+        splits=buffers.splits,
+        arrivals=buffers.arrivals,
+    )
     return TritonPlan(decode=decode, prefill=None, live_rows=bucket)
 
 
@@ -110,7 +119,8 @@ def _decode_rows(
         rows=None if everything else torch.tensor(rows, device=device),
         page_table=batch.page_table if whole else batch.page_table[torch.tensor(sequences, device=device)],
         seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
-        splits=choose_splits(len(rows), key_heads, max(lengths), DECODE_BLOCK if kind == "gqa" else LATENT_BLOCK),
+        splits=choose_splits(len(rows), key_heads, max(lengths), (GQA_TILE if kind == "gqa" else LATENT_TILE).tokens),
+        arrivals=torch.zeros(len(rows) * key_heads, dtype=torch.int32, device=device),
     )
 
 

@@ -118,7 +118,7 @@ def put_rows_kernel(
             for i in tl.static_range(world):
                 peer = (my_rank + 1 + i) % world
                 sent = tl.where(rows_needed(ids, peer, slots_per_rank)[:, None] > 0, hidden_size, 0)
-                there = tl.load(peer_rows + peer).to(tl.pointer_type(wire_type))
+                there = tl.multiple_of(tl.load(peer_rows + peer).to(tl.pointer_type(wire_type)), 16)
                 tl.store(there + landing * row_elements + start + columns, payload, mask=start + columns < sent)
                 if quantise:
                     scales_there = tl.load(peer_scales + peer).to(tl.pointer_type(tl.float32))

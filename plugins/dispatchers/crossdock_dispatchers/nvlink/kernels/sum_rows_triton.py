@@ -43,7 +43,7 @@ def put_outputs(
             choices = tl.where(row < bucket, top_k, 0)
             ids = tl.load(received_ids + there * top_k + k, mask=k < choices, other=-1)
             sent = tl.where(tl.max(ids, axis=1)[:, None] >= 0, hidden_size, 0)
-            home = tl.load(peer_homes + source).to(tl.pointer_type(wire_type))
+            home = tl.multiple_of(tl.load(peer_homes + source).to(tl.pointer_type(wire_type)), 16)
             landing = my_rank * bucket + row
             for start in range(0, hidden_size, block):
                 mask = start + columns < sent

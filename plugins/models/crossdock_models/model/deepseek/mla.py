@@ -6,8 +6,8 @@ import functools
 
 import attrs
 import torch
+from crossdock.ops.latent_rotate import latent_rotate
 from crossdock.ops.rms_norm import rms_norm
-from crossdock.ops.rope import rotate_pairs
 from crossdock.rows import Rows
 from crossdock.types.attention import Attention, AttentionLayer, KvSpec
 from crossdock.types.comm import Comms
@@ -60,12 +60,9 @@ class MlaAttention:
         if weights.q_up is not None:
             queries = weights.q_up(rms_norm(queries, weights.q_norm, LORA_NORM_EPS))
         queries = queries.unflatten(1, (self._layer.num_heads, sizes.qk_dim))
-        compressed = rms_norm(latent[:, : sizes.kv_lora_rank], weights.kv_norm, LORA_NORM_EPS)
-        # Both are fresh results of a product: the rotated part is put back in place.
-        turned = queries[..., sizes.nope_dim :]
-        turned.copy_(rotate_pairs(turned, rotation))
-        rotated_key = rotate_pairs(latent[:, None, sizes.kv_lora_rank :], rotation)[:, 0]
-        return queries, torch.cat((compressed, rotated_key), dim=1)
+        # Both are fresh results of a product, so they may be changed where they are.
+        latent_rotate(queries, latent, weights.kv_norm, LORA_NORM_EPS, rotation)
+        return queries, latent
 
     def core(self, ctx: ForwardContext, prepared: tuple[torch.Tensor, torch.Tensor]) -> Rows:
         """Attention and output projection: the replica's rows, owing the sum over attention TP."""

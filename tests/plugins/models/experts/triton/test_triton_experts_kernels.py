@@ -9,6 +9,7 @@ import pytest
 import torch
 from crossdock_models.experts.triton.kernels.block_order import block_order, max_blocks
 from crossdock_models.experts.triton.kernels.block_order_torch import block_order_torch
+from crossdock_models.experts.triton.kernels.few_rows import MOST_ROWS, FewTile, few_rows_swiglu
 from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
 from crossdock_models.experts.triton.kernels.tiles import FEW, LARGE, MANY, SOME, Tiles
@@ -77,6 +78,23 @@ def test_rows_come_back_as_the_weighted_sum_of_their_experts(rows: int, kind: st
     want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
     tolerance = FP32_TOLERANCE if DEVICE.type == "cpu" else BF16_TOLERANCE  # Triton's fp32 dot is tf32 on a device
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["random", "one_expert", "nowhere"])
+def test_a_few_rows_need_no_order(rows: int, kind: str) -> None:
+    ids, weights = routing(rows, 3, 2, kind)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 40, generator=generator).to(DEVICE)
+    gate_up = (torch.randn(3, 2 * 24, 40, generator=generator) / 40**0.5).to(DEVICE)
+    down = (torch.randn(3, 40, 24, generator=generator) / 24**0.5).to(DEVICE)
+    tile = FewTile(gate_columns=16, gate_inner=32, gate_warps=4, down_columns=16, down_inner=16, down_warps=4)
+    got = few_rows_swiglu(x, ids, weights, gate_up, down, tile)
+    want = grouped_swiglu_torch(x, ids, weights, gate_up, down)
+    torch.testing.assert_close(got, want, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE)
+    if rows <= MOST_ROWS:
+        whole = grouped_swiglu(x, ids, weights, GroupedWeights(gate_up=gate_up, down=down))
+        torch.testing.assert_close(whole, want, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE)
 
 
 @pytest.mark.parametrize("rows", [1, 40])

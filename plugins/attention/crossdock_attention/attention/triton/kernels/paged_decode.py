@@ -1,18 +1,44 @@
 # Launch options (num_warps, ...) are no parameters of the kernel.
 # pyright: reportCallIssue=false
-"""``paged_decode``: one query row a sequence over the paged cache, two launches, nothing read from the host."""
+"""``paged_decode``: one query row a sequence over the paged cache, one launch, nothing read from the host."""
 
 from __future__ import annotations
 
+import attrs
 import torch
+from crossdock.ops.tile_size import block_of
 
-DECODE_BLOCK = 64
-"""Cached rows a program takes at once."""
-LATENT_BLOCK = 32
-"""The same for MLA, whose rows are several times longer."""
 TARGET_PROGRAMS = 264
 """Two a multiprocessor of an H100 or H200."""
 MAX_SPLITS = 64
+MERGE_UNROLL = 4
+"""Splits whose results are loaded together by the program that merges."""
+
+
+@attrs.frozen(kw_only=True)
+class DecodeTile:
+    """Cached rows that a program takes at once, and how."""
+
+    tokens: int
+    warps: int
+    stages: int
+
+
+GQA_TILE = DecodeTile(tokens=64, warps=4, stages=2)
+LATENT_TILE = DecodeTile(tokens=32, warps=8, stages=2)
+"""For MLA, whose rows are several times longer."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class NewRows:
+    """The step's own keys and values, which are not in the cache yet: row i belongs to sequence i, as its last token."""
+
+    k: torch.Tensor
+    """[B, key heads, D], rows and heads at any distance."""
+    v: torch.Tensor | None
+    """[B, key heads, Dv]; None for MLA."""
+    slots: torch.Tensor
+    """[B] int64: where they go."""
 
 
 def choose_splits(num_rows: int, key_heads: int, longest: int, block: int) -> int:
@@ -29,74 +55,80 @@ def paged_decode(
     seq_lens: torch.Tensor,
     scale: float,
     splits: int,
-    rope_dim: int = 0,
+    *,
+    q_rest: torch.Tensor | None = None,
+    new: NewRows | None = None,
+    arrivals: torch.Tensor | None = None,
+    tile: DecodeTile | None = None,
 ) -> torch.Tensor:
     """q [B, heads, D], k_pool [pages, page_tokens, key heads, D], v_pool [.., .., key heads, Dv] -> [B, heads, Dv].
 
-    MLA: one key head, ``v_pool`` None: the value is the key without its last ``rope_dim`` elements, Dv = D - rope_dim.
-    page_table [B, columns] int32, seq_lens [B] int32 on the device; a row of length 0 gives zeros and reads nothing.
+    MLA: one key head, ``v_pool`` None; the query's last part comes apart as ``q_rest`` [B, heads, rope], the cached rows are
+    [D + rope] and the value is the key without its last part, Dv = D.
+
+    page_table [B, columns] int32, seq_lens [B] int32 on the device, the step's own row included; a row of length 0 gives zeros, reads nothing
+    and stores nothing. With ``new`` the last token of each sequence is taken from there and put into the cache, else it is in the cache.
+    arrivals [B * key heads] int32 zeros, zero again afterwards; needed for more than one split.
     """
     # Imported at the first call: CPU installations have no triton.
-    import triton
+    from crossdock_attention.attention.triton.kernels.paged_decode_triton import paged_decode_kernel
 
-    from crossdock_attention.attention.triton.kernels.paged_decode_triton import (
-        merge_splits_kernel,
-        paged_decode_kernel,
-    )
-
-    num_rows, num_heads, query_dim = q.shape
-    _, page_tokens, key_heads, _ = k_pool.shape
-    key_dim = query_dim - rope_dim
+    (num_rows, num_heads, key_dim), (_, page_tokens, key_heads, _) = q.shape, k_pool.shape
+    rest_dim = 0 if q_rest is None else q_rest.shape[2]
     value_dim = key_dim if v_pool is None else v_pool.shape[3]
-    values = k_pool if v_pool is None else v_pool
     out = torch.empty(num_rows, num_heads, value_dim, dtype=q.dtype, device=q.device)
     if num_rows == 0:
         return out
-    group = num_heads // key_heads
-    partial = torch.empty(num_rows, num_heads, splits, value_dim, dtype=torch.float32, device=q.device)
-    sums = torch.empty(2, num_rows, num_heads, splits, dtype=torch.float32, device=q.device)
-    block = DECODE_BLOCK if v_pool is not None else LATENT_BLOCK
+    tile = tile or (GQA_TILE if v_pool is not None else LATENT_TILE)
+    parts = (num_rows, num_heads, splits) if splits > 1 else (0, 0, 0)
+    partial = torch.empty(*parts, value_dim, dtype=torch.float32, device=q.device)
+    sums = torch.empty(2, *parts, dtype=torch.float32, device=q.device)
+    values, rest = k_pool if v_pool is None else v_pool, q if q_rest is None else q_rest
+    new_keys = k_pool if new is None else new.k
+    new_values = new_keys if new is None or new.v is None else new.v
     paged_decode_kernel[(num_rows, key_heads, splits)](
         q,
+        rest,
         k_pool,
         values,
+        new_keys,
+        new_values,
+        seq_lens if new is None else new.slots,
         page_table,
         seq_lens,
+        out,
         partial,
         sums[0],
         sums[1],
+        seq_lens if arrivals is None else arrivals,
         page_table.shape[1],
         scale,
-        q.stride(0),
-        q.stride(1),
-        k_pool.stride(1),
-        k_pool.stride(2),
-        values.stride(1),
-        values.stride(2),
+        *q.stride()[:2],
+        *rest.stride()[:2],
+        *k_pool.stride()[1:3],
+        *values.stride()[1:3],
+        *new_keys.stride()[:2],
+        *new_values.stride()[:2],
         page_tokens=page_tokens,
-        group=group,
-        group_block=max(16, triton.next_power_of_2(group)),
+        group=num_heads // key_heads,
+        group_block=_block(num_heads // key_heads),
         key_dim=key_dim,
-        key_block=max(16, triton.next_power_of_2(key_dim)),
-        rope_dim=rope_dim,
-        rope_block=max(16, triton.next_power_of_2(rope_dim)) if rope_dim else 16,
+        key_block=_block(key_dim),
+        rest_dim=rest_dim,
+        rest_block=_block(rest_dim),
         value_dim=value_dim,
-        value_block=max(16, triton.next_power_of_2(value_dim)),
+        value_block=_block(value_dim),
         value_is_key=v_pool is None,
+        has_new=new is not None,
         splits=splits,
-        block=block,
-        num_warps=4 if value_dim <= 256 else 8,
-        num_stages=2,
-    )
-    merge_splits_kernel[(num_rows * num_heads,)](
-        partial,
-        sums[0],
-        sums[1],
-        out,
-        value_dim=value_dim,
-        value_block=triton.next_power_of_2(value_dim),
-        splits=splits,
-        splits_block=triton.next_power_of_2(splits),
-        num_warps=4,
+        block=tile.tokens,
+        merge_unroll=min(MERGE_UNROLL, splits),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return out
+
+
+def _block(dim: int) -> int:
+    """The tile of a dimension; products take none below 16."""
+    return max(16, block_of(dim))

@@ -5,12 +5,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import attrs
 import torch
 
 QUERY_ROWS = 128
 """Query rows a program takes."""
-CONTEXT_TOKENS = 64
+
+
+@attrs.frozen(kw_only=True)
+class PrefillTile:
+    """How a program walks over the context."""
+
+    tokens: int
+    warps: int
+    stages: int
+    specialise: bool = False
+    """Some warps fetch while the others compute."""
+
+
+PACKED_TILE = PrefillTile(tokens=128, warps=8, stages=2)
+PAGED_TILE = PrefillTile(tokens=64, warps=8, stages=3)
 
 
 def query_blocks(
@@ -39,11 +55,12 @@ def prefill(
     kv_starts: torch.Tensor | None = None,
     page_tokens: int = 1,
     block_rows: int = QUERY_ROWS,
+    tile: PrefillTile | None = None,
 ) -> None:
     """q [N, heads, D] -> out [N, heads, Dv], rows named in ``blocks`` [M, 4] int32 only (see ``query_blocks``).
 
     Paged: k [slots, key heads, D], v [slots, key heads, Dv], page_table [B, columns] int32. Packed: kv_starts [B] int32, the first row of each
-    sequence's context in k and v.
+    sequence's context in k and v. Heads lie side by side in a row of q, k and v; rows may be further apart.
     """
     if blocks.shape[0] == 0:
         return
@@ -52,16 +69,19 @@ def prefill(
 
     from crossdock_attention.attention.triton.kernels.prefill_triton import prefill_kernel
 
+    tile = tile or (PACKED_TILE if page_table is None else PAGED_TILE)
     _, num_heads, query_dim = q.shape
-    # A head size between powers of two is cut in two parts rather than padded: 192 is 128 + 64.
-    key_dim = query_dim if query_dim & (query_dim - 1) == 0 else 1 << (query_dim.bit_length() - 1)
-    rest_dim = query_dim - key_dim
+    key_dim, rest_dim = head_parts(query_dim)
     value_dim = v.shape[2]
+    rest_block = max(16, triton.next_power_of_2(rest_dim)) if rest_dim else 16
+    described = page_table is None or page_tokens % tile.tokens == 0
+    described = described and can_describe(k, (key_dim, rest_dim or 16)) and can_describe(v, (value_dim,))
     table = page_table if page_table is not None else kv_starts
     prefill_kernel[(blocks.shape[0], num_heads)](
         q,
-        k,
-        v,
+        described_heads(k, tile.tokens, key_dim) if described else k,
+        described_heads(k, tile.tokens, rest_block) if described and rest_dim else k,
+        described_heads(v, tile.tokens, value_dim) if described else v,
         table,
         kv_starts if kv_starts is not None else table,
         blocks,
@@ -78,15 +98,38 @@ def prefill(
         out.stride(1),
         page_tokens=page_tokens,
         paged=page_table is not None,
+        described=described,
         group=num_heads // k.shape[1],
         key_dim=key_dim,
         key_block=max(16, key_dim),
         rest_dim=rest_dim,
-        rest_block=max(16, triton.next_power_of_2(rest_dim)) if rest_dim else 16,
+        rest_block=rest_block,
         value_dim=value_dim,
         value_block=max(16, triton.next_power_of_2(value_dim)),
         rows_block=block_rows,
-        tokens_block=CONTEXT_TOKENS,
-        num_warps=8 if block_rows >= 128 else 4,
-        num_stages=2,
+        tokens_block=tile.tokens,
+        specialise=tile.specialise,
+        num_warps=tile.warps if block_rows >= 128 else 4,
+        num_stages=tile.stages,
     )
+
+
+def head_parts(query_dim: int) -> tuple[int, int]:
+    """A head size between powers of two is cut in two parts rather than padded: 192 is 128 + 64, 128 is 128 + 0."""
+    key_dim = 1 << (query_dim.bit_length() - 1)
+    return key_dim, query_dim - key_dim
+
+
+def can_describe(heads: torch.Tensor, widths: Sequence[int]) -> bool:
+    """Whether tiles of [tokens, width] of [rows, heads, dim] can come through a descriptor: aligned rows, widths that need no padding."""
+    aligned = heads.data_ptr() % 16 == 0 and heads.stride(0) * heads.element_size() % 16 == 0
+    plain = heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
+    return aligned and plain and all(width >= 16 and width & (width - 1) == 0 for width in widths)
+
+
+def described_heads(heads: torch.Tensor, tokens: int, columns: int) -> Any:
+    """Loads tiles of [tokens, columns] of [rows, heads, dim], whose heads lie side by side."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    shape = [heads.shape[0], heads.shape[1] * heads.shape[2]]
+    return TensorDescriptor(heads, shape, [heads.stride(0), 1], [tokens, columns])

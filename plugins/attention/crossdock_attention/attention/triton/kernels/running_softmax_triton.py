@@ -17,3 +17,13 @@ def add_block(scores, value, running_max, running_sum, result):
     running_sum = running_sum * rescale + tl.sum(weights, axis=1)
     result = tl.dot(weights.to(value.dtype), value, result * rescale[:, None])
     return new_max, running_sum, result
+
+
+@triton.jit
+def add_row(score, value, running_max, running_sum, result):
+    """Adds one token: score [rows] in units of log2(e), value [dim]."""
+    new_max = tl.maximum(running_max, score)
+    rescale, weight = tl.exp2(running_max - new_max), tl.exp2(score - new_max)
+    running_sum = running_sum * rescale + weight
+    result = result * rescale[:, None] + weight[:, None] * value.to(tl.float32)[None, :]
+    return new_max, running_sum, result

@@ -1,6 +1,6 @@
 # Launch options (num_warps, ...) are no parameters of the kernel.
 # pyright: reportCallIssue=false
-"""``grouped_swiglu``: rows through their local experts and back to one weighted row each, four launches, no host synchronisation."""
+"""``grouped_swiglu``: rows through their local experts and back to one weighted row each, five launches (two for a few rows), no host synchronisation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from crossdock_models.experts.triton.kernels.block_order import block_order
+from crossdock_models.experts.triton.kernels.few_rows import MOST_ROWS, few_rows_swiglu
 from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
 
 
@@ -62,15 +63,17 @@ def grouped_swiglu(
     num_rows, top_k = local_ids.shape
     if num_rows == 0:
         return torch.empty_like(rows)
-    tiles = tiles or choose_tiles(num_rows * top_k / experts.num_experts, experts.is_quantised)
     rows, local_ids, weights = rows.contiguous(), local_ids.contiguous(), weights.contiguous()
+    if tiles is None and num_rows <= MOST_ROWS and not experts.is_quantised:
+        return few_rows_swiglu(rows, local_ids, weights, experts.gate_up, experts.down)
+    tiles = tiles or choose_tiles(num_rows * top_k / experts.num_experts, experts.is_quantised)
     pairs, block_experts = block_order(local_ids, experts.num_experts, tiles.rows)
-    activated = _gate_up(rows, top_k, pairs, block_experts, experts, tiles)
-    parts = _down(activated, weights, pairs, block_experts, experts, tiles)
-    return _sum_choices(parts, local_ids)
+    activated = gate_up_rows(rows, top_k, pairs, block_experts, experts, tiles)
+    parts = down_rows(activated, weights, pairs, block_experts, experts, tiles)
+    return sum_choices(parts, local_ids)
 
 
-def _gate_up(
+def gate_up_rows(
     rows: torch.Tensor,
     top_k: int,
     pairs: torch.Tensor,
@@ -115,7 +118,7 @@ def _gate_up(
     return activated
 
 
-def _down(
+def down_rows(
     activated: torch.Tensor,
     weights: torch.Tensor,
     pairs: torch.Tensor,
@@ -160,7 +163,8 @@ def _down(
     return parts
 
 
-def _sum_choices(parts: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
+def sum_choices(parts: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
+    """Rows of ``parts`` [R * K, H] back to one a token: the choices that are here, added in their order."""
     # Imported at the first call: CPU installations have no triton.
     import triton
 

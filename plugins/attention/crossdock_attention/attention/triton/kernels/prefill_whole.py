@@ -1,0 +1,73 @@
+# Launch options (num_warps, ...) are no parameters of the kernel.
+# pyright: reportCallIssue=false
+"""``prefill_whole``: prefill of blocks whose context ends on a tile, by warps that fetch and warps that compute."""
+
+from __future__ import annotations
+
+import torch
+
+from crossdock_attention.attention.triton.kernels.prefill import QUERY_ROWS, can_describe, described_heads, head_parts
+
+WARPS = 4
+"""Of one group; the compiler adds a second computing group and one that fetches."""
+
+
+def prefill_whole(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    blocks: torch.Tensor,
+    scale: float,
+    *,
+    tokens: int,
+    page_table: torch.Tensor | None = None,
+    kv_starts: torch.Tensor | None = None,
+    page_tokens: int = 1,
+    stages: int = 2,
+) -> None:
+    """As ``prefill``, for blocks whose first position and rows add up to a multiple of ``tokens``; see ``can_take``."""
+    if blocks.shape[0] == 0:
+        return
+    # Imported at the first call: CPU installations have no triton.
+    from crossdock_attention.attention.triton.kernels.prefill_whole_triton import prefill_whole_kernel
+
+    key_dim, rest_dim = head_parts(q.shape[2])
+    value_dim = v.shape[2]
+    table = page_table if page_table is not None else kv_starts
+    prefill_whole_kernel[(blocks.shape[0], q.shape[1])](
+        described_heads(q, QUERY_ROWS, key_dim),
+        described_heads(q, QUERY_ROWS, rest_dim) if rest_dim else q,
+        described_heads(k, tokens, key_dim),
+        described_heads(k, tokens, rest_dim) if rest_dim else k,
+        described_heads(v, tokens, value_dim),
+        table,
+        kv_starts if kv_starts is not None else table,
+        blocks,
+        out,
+        0 if page_table is None else page_table.shape[1],
+        scale,
+        q.stride(1),
+        k.stride(1),
+        v.stride(1),
+        out.stride(0),
+        out.stride(1),
+        page_tokens=page_tokens,
+        paged=page_table is not None,
+        group=q.shape[1] // k.shape[1],
+        key_dim=key_dim,
+        rest_dim=rest_dim,
+        value_dim=value_dim,
+        rows_block=QUERY_ROWS,
+        tokens_block=tokens,
+        num_warps=WARPS,
+        num_stages=stages,
+    )
+
+
+def can_take(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the heads can come through descriptors, and are of a size that the kernel has registers for."""
+    key_dim, rest_dim = head_parts(q.shape[2])
+    parts = (key_dim, rest_dim) if rest_dim else (key_dim,)
+    fits = key_dim in (64, 128) and rest_dim in (0, 64) and v.shape[2] in (64, 128)
+    return fits and can_describe(q, parts) and can_describe(k, parts) and can_describe(v, (v.shape[2],))

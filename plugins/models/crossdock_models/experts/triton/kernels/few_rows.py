@@ -1,0 +1,72 @@
+# Launch options (num_warps, ...) are no parameters of the kernel.
+# pyright: reportCallIssue=false
+"""``few_rows_swiglu``: experts on one row or a few, two launches."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+
+@attrs.frozen(kw_only=True)
+class FewTile:
+    """Columns and inner elements that a program takes at once, of both products."""
+
+    gate_columns: int
+    gate_inner: int
+    gate_warps: int
+    down_columns: int
+    down_inner: int
+    down_warps: int
+
+
+FEW_TILE = FewTile(gate_columns=8, gate_inner=512, gate_warps=4, down_columns=8, down_inner=1024, down_warps=4)
+MOST_ROWS = 2
+"""Above, rows begin to share experts, and each matrix should be read once for all of them."""
+
+
+def few_rows_swiglu(
+    rows: torch.Tensor,
+    local_ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    tile: FewTile = FEW_TILE,
+) -> torch.Tensor:
+    """rows [R, H], local_ids [R, K] int64 (-1 = none), weights [R, K] float32, all contiguous -> [R, H] as ``grouped_swiglu``.
+
+    gate_up [S, 2I, H] gate rows first, down [S, H, I], both contiguous and not quantised.
+    """
+    # Imported at the first call: CPU installations have no triton.
+    from crossdock_models.experts.triton.kernels.few_rows_triton import few_down_kernel, few_gate_up_kernel
+
+    num_rows, top_k = local_ids.shape
+    hidden_size, inner_size = down.shape[1], down.shape[2]
+    activated = torch.empty(num_rows * top_k, inner_size, dtype=rows.dtype, device=rows.device)
+    few_gate_up_kernel[(-(-inner_size // tile.gate_columns), num_rows * top_k)](
+        rows,
+        gate_up,
+        local_ids,
+        activated,
+        hidden_size,
+        inner_size,
+        top_k,
+        block_columns=tile.gate_columns,
+        block_inner=tile.gate_inner,
+        num_warps=tile.gate_warps,
+    )
+    out = torch.empty_like(rows)
+    few_down_kernel[(-(-hidden_size // tile.down_columns), num_rows)](
+        activated,
+        down,
+        local_ids,
+        weights,
+        out,
+        hidden_size,
+        inner_size,
+        top_k=top_k,
+        block_columns=tile.down_columns,
+        block_inner=tile.down_inner,
+        num_warps=tile.down_warps,
+    )
+    return out
