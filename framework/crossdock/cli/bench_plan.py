@@ -12,7 +12,7 @@ from typing import Annotated
 import attrs
 from cyclopts import Parameter
 
-from crossdock.errors import LoadFileError
+from crossdock.errors import ConfigValueError, LoadFileError
 from crossdock.placement_io.load_files import read_load
 from crossdock.planning import read_algo, read_topology, score_planner, windows
 
@@ -59,11 +59,15 @@ def bench_plan(
     out
         File for the same JSON.
     """
+    least = {"--history": history, "--repeat": repeat, "--max-windows": 1 if max_windows is None else max_windows}
+    problems = [f"{name}: must be at least 1, found {value}" for name, value in least.items() if value < 1]
+    if problems:
+        raise ConfigValueError(problems)
     topologies = [(text, read_topology(text)) for text in config]
     choices = [read_algo(spec, option) for spec in algo]
     traces = [(name, windows(read_load([name]), window)) for name in trace]
     if max_windows is not None:
-        traces = [(name, parts[: max(1, max_windows) + 1]) for name, parts in traces]
+        traces = [(name, parts[: max_windows + 1]) for name, parts in traces]
     plans = sum(max(1, len(parts) - 1) for _, parts in traces) * len(topologies) * len(choices)
     rows: list[dict[str, object]] = []
     with _progress(plans) as step:

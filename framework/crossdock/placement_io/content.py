@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -100,7 +101,10 @@ def _torch_content(path: Path) -> Any:
     """Tensors and plain containers only: nothing in the file is executed."""
     import torch
 
-    loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        # The error that follows says more than torch's guess of what may be wrong.
+        warnings.simplefilter("ignore")
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
     return loaded
 
 

@@ -35,7 +35,7 @@ def read_load(sources: Sequence[str | Path]) -> ExpertLoad:
 
     Raises:
         LoadFileError: a source cannot be read, has no counts, or layers and experts differ between sources.
-        ConfigValueError: a count is negative or not finite.
+        ConfigValueError: a count is negative, not finite or above 2^53.
     """
     if not sources:
         raise LoadFileError("no load file given")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crossdock.errors import ConfigValueError, InvalidPlacement
+from crossdock.types.placement_checks import check_lists, check_replicas, check_slots
 
 
 @attrs.frozen(kw_only=True)
@@ -71,6 +72,10 @@ class Topology:
         return np.repeat(active, self.slots_per_gpu)
 
 
+MOST_TOKENS = float(2**53)
+"""Above this a float is no exact count, and sums may overflow."""
+
+
 def _as_counts(counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
     array = np.asarray(counts, dtype=np.float64)
     return array[None] if array.ndim == 2 else array
@@ -81,7 +86,7 @@ class ExpertLoad:
     """Tokens routed to each logical expert: ``counts`` [steps, layers, logical experts] float64; [layers, experts] is one step.
 
     Raises:
-        ConfigValueError: another shape, nothing in it, or a count that is negative, NaN or infinite (the first one is named).
+        ConfigValueError: another shape, nothing in it, or a count that is negative, NaN, infinite or above 2^53 (the first is named).
     """
 
     counts: npt.NDArray[np.float64] = attrs.field(converter=_as_counts)
@@ -92,13 +97,13 @@ class ExpertLoad:
             raise ConfigValueError(
                 [f"load: expected [steps, layers, experts] with no empty axis, found shape {list(shape)}"]
             )
-        # One pass for the usual case: NaN, infinite and negative counts all fail it.
-        if not (self.counts.min() >= 0 and self.counts.max() < np.inf):
-            wrong = ~((self.counts >= 0) & (self.counts < np.inf))
+        # One pass for the usual case: NaN, infinite, negative and absurd counts all fail it.
+        if not (self.counts.min() >= 0 and self.counts.max() <= MOST_TOKENS):
+            wrong = ~((self.counts >= 0) & (self.counts <= MOST_TOKENS))
             step, layer, expert = (int(axis[0]) for axis in np.nonzero(wrong))
             raise ConfigValueError(
                 [
-                    f"load: {int(wrong.sum())} counts are negative or not finite, the first at step {step}, layer {layer},"
+                    f"load: {int(wrong.sum())} counts are negative, not finite or above 2^53, the first at step {step}, layer {layer},"
                     f" expert {expert}: {self.counts[step, layer, expert]}"
                 ]
             )
@@ -146,33 +151,11 @@ class Placement:
                 f"shapes must be [L, P], [L, E, X] and [L, E], found {list(slots.shape)}, {list(lists.shape)},"
                 f" {list(counts.shape)}"
             )
-        _check_slots(slots, counts.shape[1])
-        _check_replicas(counts)
+        check_slots(slots, counts.shape[1])
+        check_replicas(counts)
         if counts.max(initial=1) > lists.shape[2]:
             raise InvalidPlacement(f"an expert has {int(counts.max())} replicas, the lists hold {lists.shape[2]}")
-        self._check_lists()
-
-    def _check_lists(self) -> None:
-        """Every listed slot holds its expert, lists are in slot order with -1 behind, and counts are their lengths."""
-        lists, counts = self.logical_to_physical, self.replica_counts
-        layer = np.repeat(np.arange(len(counts), dtype=np.int64), counts.sum(axis=1))
-        expert = np.repeat(np.tile(np.arange(counts.shape[1], dtype=np.int64), len(counts)), counts.ravel())
-        place = np.arange(layer.size, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts.ravel(), counts.ravel())
-        slot = lists[layer, expert, place]
-        in_range = bool(((slot >= 0) & (slot < self.physical_to_logical.shape[1])).all())
-        if not in_range or int(np.count_nonzero(lists >= 0)) != slot.size:
-            raise InvalidPlacement(
-                "replica counts are not the lengths of the replica lists (padding is -1, at the end)"
-            )
-        wrong = self.physical_to_logical[layer, slot] != expert
-        if wrong.any():
-            first = int(wrong.argmax())
-            raise InvalidPlacement(
-                f"layer {layer[first]}: slot {slot[first]} is listed for logical expert {expert[first]} but holds"
-                f" {self.physical_to_logical[layer[first], slot[first]]}"
-            )
-        if ((slot[1:] <= slot[:-1]) & (place[1:] > 0)).any():
-            raise InvalidPlacement("replica lists must be in slot order, each slot once")
+        check_lists(slots, lists, counts)
 
     @classmethod
     def from_physical(
@@ -193,14 +176,14 @@ class Placement:
             notes: see the field.
         """
         slots = np.array(physical_to_logical, dtype=np.int64, ndmin=2)
-        _check_slots(slots, num_logical_experts)
+        check_slots(slots, num_logical_experts)
         num_layers, num_slots = slots.shape
         width = num_slots - num_logical_experts + 1 if max_replicas is None else max_replicas
         live = np.arange(num_slots, dtype=np.int64) if active_slots is None else np.flatnonzero(active_slots)
         held = slots[:, live]
         flat = np.arange(num_layers, dtype=np.int64)[:, None] * num_logical_experts + held
         counts = np.bincount(flat.ravel(), minlength=num_layers * num_logical_experts)
-        _check_replicas(counts.reshape(num_layers, num_logical_experts))
+        check_replicas(counts.reshape(num_layers, num_logical_experts))
         if counts.max(initial=0) > width:
             raise InvalidPlacement(f"an expert has {int(counts.max())} replicas, at most {width} are allowed")
         # Stable, so that slots of an expert stay in order; a narrow type lets numpy sort by radix.
@@ -228,23 +211,6 @@ class Placement:
     @property
     def num_logical_experts(self) -> int:
         return int(self.replica_counts.shape[1])
-
-
-def _check_slots(slots: npt.NDArray[np.int64], num_logical_experts: int) -> None:
-    if slots.ndim != 2 or not slots.size:
-        raise InvalidPlacement(f"a slot map must be [layers, slots] and not empty, found shape {list(slots.shape)}")
-    if slots.min() < 0 or slots.max() >= num_logical_experts:
-        wrong = (slots < 0) | (slots >= num_logical_experts)
-        layer, slot = (int(axis[0]) for axis in np.nonzero(wrong))
-        raise InvalidPlacement(
-            f"layer {layer}, slot {slot} holds {slots[layer, slot]}: logical experts are 0 to {num_logical_experts - 1}"
-        )
-
-
-def _check_replicas(counts: npt.NDArray[np.int64]) -> None:
-    if counts.min(initial=1) < 1:
-        layer, expert = (int(axis[0]) for axis in np.nonzero(counts < 1))
-        raise InvalidPlacement(f"layer {layer}: logical expert {expert} has no replica")
 
 
 class EplbAlgo(Protocol):

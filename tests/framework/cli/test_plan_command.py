@@ -112,7 +112,14 @@ def test_chained_plans_of_bench_move_less(trace: str, capsys: pytest.CaptureFixt
         ((*SIZES, "--option", "effort=fats"), "did you mean 'fast'"),
         ((*SIZES, "--at", "6"), "there are 6 windows"),
         ((*SIZES, "--window", "0"), "at least 1 step"),
+        ((*SIZES, "--history", "0"), "--history: must be at least 1, found 0"),
+        ((*SIZES, "--expert-bytes", "-1"), "--expert-bytes: must be at least 0, found -1"),
         ((*SIZES, "--current", "none.json"), "none.json: no such file"),
+        (
+            (*SIZES, "--current", str([[*range(32), *range(16)]] * 3)),
+            "--current has 48 slots a layer and --slots is 40",
+        ),
+        ((*SIZES, "--current", str([[*range(32), *range(8)]])), "--current has 1 layers and the load"),
         ((*SIZES, "--out", "plan.txt"), "format crossdock is written to .json"),
     ],
 )
@@ -124,3 +131,11 @@ def test_wrong_input_is_one_line_and_exit_code_two(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("words", [("--history", "0"), ("--repeat", "0"), ("--max-windows", "0")])
+def test_bench_with_nothing_to_do_is_refused(
+    trace: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "plan", "--trace", trace, "--config", "40:8", *words]) == 2
+    assert f"{words[0]}: must be at least 1, found 0" in capsys.readouterr().err

@@ -129,7 +129,7 @@ def test_files_of_different_models_are_an_error(tmp_path: Path) -> None:
 
 
 def test_a_file_with_a_negative_count_is_refused() -> None:
-    with pytest.raises(ConfigValueError, match="negative or not finite"):
+    with pytest.raises(ConfigValueError, match="negative, not finite or above"):
         read_load(['{"logical_count": [[1, -2]]}'])
 
 
