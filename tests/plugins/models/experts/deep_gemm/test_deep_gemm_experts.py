@@ -28,6 +28,7 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `interpreter`)"
 )
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_EXPERTS, HIDDEN_SIZE, INNER_SIZE, TOP_K, LAYER = 3, 256, 128, 2, 4
 TOLERANCES = {"bfloat16": 2e-2, "fp8_block": 0.12}
 """Relative to the largest output: results of 8 bits; activations of 3 bits in both products."""
@@ -83,7 +84,8 @@ def make_experts(
     """Experts with seeded weights, and what these stand for in float32."""
     generator = torch.Generator().manual_seed(1)
     gate_up = torch.randn(NUM_EXPERTS, 2 * INNER_SIZE, HIDDEN_SIZE, generator=generator) / HIDDEN_SIZE**0.5
-    down = torch.randn(NUM_EXPERTS, HIDDEN_SIZE, INNER_SIZE, generator=generator) / INNER_SIZE**0.5
+    down = torch.randn(DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NUM_EXPERTS, HIDDEN_SIZE, INNER_SIZE, generator=generator) / INNER_SIZE**0.5
     tensors = {"gate_up": gate_up.to(torch.bfloat16), "down": down.to(torch.bfloat16)}
     if form == "fp8_block":
         for name, stacked in (("gate_up", gate_up), ("down", down)):
@@ -97,10 +99,11 @@ def make_experts(
         top_k=TOP_K,
         activation="silu",
         dtype=torch.bfloat16,
-        device=torch.device("cpu"),
+        device=DEVICE,
         weight_dtype=form if form == "fp8_block" else "native",
     )
     experts = DeepGemmExperts(DeepGemmOptions(**options), spec, products_of(played.module()))
+    tensors = {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
     experts.attach(ExpertTensors(layer=LAYER, tensors=tensors))
     meant = [
         dequantised((tensors[name], tensors[f"{name}_scale"]) if form == "fp8_block" else tensors[name])
@@ -110,7 +113,7 @@ def make_experts(
 
 
 def oracle(rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:  # fmt: skip
-    total = torch.zeros(rows.shape)
+    total = torch.zeros(rows.shape, device=rows.device)
     for row, k in (ids >= 0).nonzero().tolist():
         gate, up = (gate_up[ids[row, k]] @ rows[row].float()).chunk(2)
         total[row] += weights[row, k] * (down[ids[row, k]] @ (torch.nn.functional.silu(gate) * up))
@@ -123,9 +126,9 @@ def received_rows(num_rows: int) -> Received:
     ids[torch.rand(ids.shape, generator=generator) < 0.3] = -1
     return Received(
         layout=ReceiveLayout.TOKEN_ROWS,
-        rows=torch.randn(num_rows, HIDDEN_SIZE, generator=generator).to(torch.bfloat16),
-        local_topk_ids=ids,
-        row_weights=torch.rand(num_rows, TOP_K, generator=generator),
+        rows=torch.randn(num_rows, HIDDEN_SIZE, generator=generator).to(DEVICE, torch.bfloat16),
+        local_topk_ids=ids.to(DEVICE),
+        row_weights=torch.rand(num_rows, TOP_K, generator=generator).to(DEVICE),
     )
 
 
@@ -167,12 +170,13 @@ def test_rows_that_come_quantised_are_taken_as_they_are_and_the_hosts_count_boun
 @pytest.mark.parametrize("form", ["bfloat16", "fp8_block"])
 def test_rows_in_places_stay_in_their_places(form: str) -> None:
     experts, gate_up, down = make_experts(form, PlayedProducts())
-    counts = torch.tensor([5, 0, 2], dtype=torch.int32)
-    rows = torch.randn(NUM_EXPERTS, 128, HIDDEN_SIZE, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    counts = torch.tensor([5, 0, 2], dtype=torch.int32, device=DEVICE)
+    rows = torch.randn(NUM_EXPERTS, 128, HIDDEN_SIZE, generator=torch.Generator().manual_seed(2))
+    rows = rows.to(DEVICE, torch.bfloat16)
     out = experts.run(LAYER, Received(layout=ReceiveLayout.EXPERT_MAJOR, rows=rows, counts=counts, expected_rows=3))
     for expert, count in enumerate(counts.tolist()):
-        ids = torch.full((count, 1), expert)
-        want = oracle(rows[expert, :count], ids, torch.ones(count, 1), gate_up, down)
+        ids = torch.full((count, 1), expert, device=DEVICE)
+        want = oracle(rows[expert, :count], ids, torch.ones(count, 1, device=DEVICE), gate_up, down)
         check(out[expert, :count], want, form)
 
 
