@@ -84,8 +84,7 @@ def make_experts(
     """Experts with seeded weights, and what these stand for in float32."""
     generator = torch.Generator().manual_seed(1)
     gate_up = torch.randn(NUM_EXPERTS, 2 * INNER_SIZE, HIDDEN_SIZE, generator=generator) / HIDDEN_SIZE**0.5
-    down = torch.randn(DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NUM_EXPERTS, HIDDEN_SIZE, INNER_SIZE, generator=generator) / INNER_SIZE**0.5
+    down = torch.randn(NUM_EXPERTS, HIDDEN_SIZE, INNER_SIZE, generator=generator) / INNER_SIZE**0.5
     tensors = {"gate_up": gate_up.to(torch.bfloat16), "down": down.to(torch.bfloat16)}
     if form == "fp8_block":
         for name, stacked in (("gate_up", gate_up), ("down", down)):
