@@ -79,7 +79,7 @@ class RunningEngine:
             engine.run()
 
 
-def running(folder: Path, attn_dp: int = 2, **scheduler: int) -> RunningEngine:
+def running(folder: Path, attn_dp: int = 2, **scheduler: int | str) -> RunningEngine:
     config = random_model_config(folder, ranks=attn_dp, attn_dp=attn_dp, dispatcher="alltoallv", **scheduler)
     return RunningEngine(config)
 
@@ -101,14 +101,14 @@ def test_a_request_on_one_replica_is_served_while_the_other_runs_idle_batches(fo
     assert sum(counts[0].values()) == 6
 
 
-@pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize(("is_dense", "depth"), [(False, "0"), (True, "0"), (False, "1")])
 def test_seven_requests_here_and_three_there_all_finish_then_everybody_parks_without_using_the_cpu(
-    folder: Path, tmp_path: Path, is_dense: bool
+    folder: Path, tmp_path: Path, is_dense: bool, depth: str
 ) -> None:
     if is_dense:
         folder = write_random_model(tmp_path, num_hidden_layers=2, mlp_only_layers=[0, 1])
     prompts = {f"a{n}": [n + 1] * (n + 1) for n in range(7)} | {f"b{n}": [n + 20, 3] for n in range(3)}
-    with running(folder, max_running_requests=4, max_step_tokens=8, chunk_tokens=4) as engine:
+    with running(folder, depth=depth, max_running_requests=4, max_step_tokens=8, chunk_tokens=4) as engine:
         for rid, prompt in prompts.items():
             engine.frontend.submit(0 if rid.startswith("a") else 1, request(rid, prompt, 5))
         engine.frontend.wait_finished(*prompts)
@@ -144,8 +144,9 @@ def test_a_request_that_comes_while_the_ranks_are_parking_is_not_lost(folder: Pa
     assert all(engine.frontend.finish_reason(f"r{turn}") == "length" for turn in range(30))
 
 
-def test_an_abort_ends_a_request_frees_its_pages_and_leaves_the_others_alone(folder: Path) -> None:
-    with running(folder) as engine:
+@pytest.mark.parametrize("depth", ["0", "1"])
+def test_an_abort_ends_a_request_frees_its_pages_and_leaves_the_others_alone(folder: Path, depth: str) -> None:
+    with running(folder, depth=depth) as engine:
         engine.frontend.submit(0, request("gone", [1, 2, 3], 400), request("stays", [4, 5], 40))
         engine.frontend.wait(lambda frontend: len(frontend.tokens("gone")) > 2, "some tokens")
         engine.frontend.abort(0, "gone")
