@@ -21,6 +21,8 @@ STACKED = {
     "down_proj_scale_inv": ("weight_scale_inv", ("down_proj",)),
 }
 """Last component of a tensor that stacks all experts [E, ...], what it is, and the projections in its dim 1 (gate rows first)."""
+INTEGERS = ("I", "U", "BOOL")
+"""How safetensors' names of dtypes without fractions begin; a weight of one would be a number cut off, or packed bits."""
 LISTED = 20
 """Most tensors that a message lists of one kind; the rest is counted."""
 
@@ -102,7 +104,7 @@ def check_tensors(checkpoint: Checkpoint, info: ModelInfo) -> None:
     integer buffers, or when they hold at most one element.
 
     Raises:
-        CheckpointError: one message with every missing, mis-shaped and extra tensor.
+        CheckpointError: one message with every missing, mis-shaped, integer and extra tensor.
     """
     held = set(checkpoint.names())
     wanted = {name: spec.shape for name, spec in info.tensors.items()}
@@ -114,8 +116,18 @@ def check_tensors(checkpoint: Checkpoint, info: ModelInfo) -> None:
     wrong = sorted(
         f"{name} is {list(found)}, not {list(wanted[name])}" for name, found in shapes.items() if found != wanted[name]
     )
+    kinds = sorted(
+        f"{name} is {checkpoint.dtype_name(name)}"
+        for name in shapes
+        if checkpoint.dtype_name(name).startswith(INTEGERS)
+    )
     extra = sorted(name for name in held - wanted.keys() if not _is_ignored(checkpoint, name, info.ignored_tensors))
-    parts = [_listed("missing", missing), _listed("of a wrong shape", wrong), _listed("not part of the model", extra)]
+    parts = [
+        _listed("missing", missing),
+        _listed("of a wrong shape", wrong),
+        _listed("of a dtype without fractions", kinds),
+        _listed("not part of the model", extra),
+    ]
     if any(parts):
         raise CheckpointError(
             f"the checkpoint does not fit its {info.model_type} config: " + "; ".join(filter(None, parts))
@@ -123,9 +135,7 @@ def check_tensors(checkpoint: Checkpoint, info: ModelInfo) -> None:
 
 
 def _is_ignored(checkpoint: Checkpoint, name: str, patterns: Sequence[str]) -> bool:
-    if any(matches(name, pattern) for pattern in patterns) or checkpoint.dtype_name(name).startswith(
-        ("I", "U", "BOOL")
-    ):
+    if any(matches(name, pattern) for pattern in patterns) or checkpoint.dtype_name(name).startswith(INTEGERS):
         return True
     return all(size <= 1 for size in checkpoint.shape(name)) or 0 in checkpoint.shape(name)
 

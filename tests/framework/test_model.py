@@ -180,3 +180,14 @@ def test_layers_for_token_prediction_behind_the_last_one_are_not_read(tmp_path: 
     folder = copied(source, tmp_path / "unknown", {"num_nextn_predict_layers": 0}, {**tensors, **extra})
     with pytest.raises(CheckpointError, match=r"not part of the model: model\.layers\.3\.eh_proj\.weight"):
         one_rank_driver(DriverChoice(folder=str(folder)))
+
+
+def test_a_weight_of_integers_is_refused_by_name(tmp_path: Path, folders: dict[str, Path]) -> None:
+    """Quantised checkpoints of other tools keep packed integers under the plain name; cast to float they would be noise."""
+    source = folders["qwen3_moe"]
+    tensors = load_file(source / "model.safetensors")
+    folder = copied(
+        source, tmp_path / "packed", {}, {**tensors, "model.norm.weight": torch.ones(48, dtype=torch.int32)}
+    )
+    with pytest.raises(CheckpointError, match=r"1 of a dtype without fractions: model\.norm\.weight is I32"):
+        one_rank_driver(DriverChoice(folder=str(folder)))
