@@ -31,11 +31,15 @@ def float_rows(x: torch.Tensor) -> list[list[float]]:
 
 
 def on_device(
-    values: Sequence[float] | npt.NDArray[np.generic], dtype: torch.dtype, device: torch.device
+    values: Sequence[float] | Sequence[Sequence[float]] | npt.NDArray[np.generic],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     """``values`` as a tensor. A copy from memory that is not pinned would wait for everything in the stream."""
     host = torch.as_tensor(values, dtype=dtype)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu" or not host.numel():
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 class HostCopy:

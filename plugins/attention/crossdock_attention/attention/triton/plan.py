@@ -5,10 +5,12 @@ from __future__ import annotations
 import attrs
 import torch
 from crossdock.errors import MisuseError
+from crossdock.host_values import on_device
 from crossdock.types.batch import ForwardBatch
 
 from crossdock_attention.attention.triton.kernels.paged_decode import GQA_TILE, LATENT_TILE, choose_splits
 from crossdock_attention.attention.triton.kernels.prefill import query_blocks
+from crossdock_attention.attention.triton.kernels.prefill_whole import TILE_TOKENS
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -41,11 +43,18 @@ class PrefillRows:
     """Sequences with several query rows."""
 
     blocks: torch.Tensor
-    """[M, 4] int32, see ``query_blocks``."""
+    """[M, 4] int32, see ``query_blocks``; those whose context ends on a tile of ``tile_tokens`` come first."""
+    num_whole: int
+    """How many of them do."""
+    tile_tokens: int
+    is_fresh: bool
+    """No sequence has a prefix: this step's keys and values are all there is to see."""
     contexts: tuple[tuple[int, int, int, int], ...]
     """(sequence, first row, rows, prefix) of each."""
     kv_starts: torch.Tensor
     """[B] int32: where each sequence's context starts when contexts are packed back to back; 0 for others."""
+    first_rows: torch.Tensor
+    """[B] int32: each sequence's first row in the batch; 0 for others."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -78,7 +87,7 @@ def make_plan(batch: ForwardBatch, page_tokens: int, kind: str, key_heads: int) 
         row += rows
     return TritonPlan(
         decode=_decode_rows(singles, batch, kind, key_heads, device) if singles else None,
-        prefill=_prefill_rows(spans, batch.num_sequences, device) if spans else None,
+        prefill=_prefill_rows(spans, batch.num_sequences, device, TILE_TOKENS) if spans else None,
         live_rows=row,
     )
 
@@ -116,21 +125,31 @@ def _decode_rows(
     everything = len(rows) == batch.num_rows and rows == list(range(len(rows)))
     whole = len(sequences) == batch.page_table.shape[0]
     return DecodeRows(
-        rows=None if everything else torch.tensor(rows, device=device),
-        page_table=batch.page_table if whole else batch.page_table[torch.tensor(sequences, device=device)],
-        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        rows=None if everything else on_device(rows, torch.int64, device),
+        page_table=batch.page_table if whole else batch.page_table[on_device(sequences, torch.int64, device)],
+        seq_lens=on_device(lengths, torch.int32, device),
         splits=choose_splits(len(rows), key_heads, max(lengths), (GQA_TILE if kind == "gqa" else LATENT_TILE).tokens),
         arrivals=torch.zeros(len(rows) * key_heads, dtype=torch.int32, device=device),
     )
 
 
-def _prefill_rows(spans: list[tuple[int, int, int, int]], num_sequences: int, device: torch.device) -> PrefillRows:
-    starts, total = [0] * num_sequences, 0
-    for sequence, _, rows, prefix in spans:
-        starts[sequence] = total
+def _prefill_rows(
+    spans: list[tuple[int, int, int, int]], num_sequences: int, device: torch.device, tile_tokens: int
+) -> PrefillRows:
+    starts, firsts, total = [0] * num_sequences, [0] * num_sequences, 0
+    for sequence, first, rows, prefix in spans:
+        starts[sequence], firsts[sequence] = total, first
         total += rows + prefix
+    blocks = query_blocks(spans)
+    whole = [block for block in blocks if (block[2] + block[3]) % tile_tokens == 0]
+    rest = [block for block in blocks if (block[2] + block[3]) % tile_tokens]
+    placed = on_device([starts, firsts], torch.int32, device)
     return PrefillRows(
-        blocks=torch.tensor(query_blocks(spans), dtype=torch.int32, device=device),
+        blocks=on_device([*whole, *rest], torch.int32, device),
+        num_whole=len(whole),
+        tile_tokens=tile_tokens,
+        is_fresh=all(prefix == 0 for *_, prefix in spans),
         contexts=tuple(spans),
-        kv_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+        kv_starts=placed[0],
+        first_rows=placed[1],
     )
