@@ -26,6 +26,14 @@
 #define BLOCK_WORTH_IT_BF16 56
 #endif
 
+#if defined(__AVX512F__)
+#define EACH_TILE_HEIGHT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#elif defined(__AVX__)
+#define EACH_TILE_HEIGHT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#else
+#define EACH_TILE_HEIGHT(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
+#endif
+
 /* Where the weights of the next block lie: two runs of LANES rows. */
 struct ahead {
     const char *from[BLOCK_VECTORS];
@@ -117,17 +125,12 @@ ALWAYS_INLINE void block_tile(int rows, int is_pairs, const uint32_t *x, const u
 /* Products of up to BLOCK_TILE_ROWS rows, x [words, rows], with a block of `words` steps. */
 static void block_dots(int rows, int is_pairs, const uint32_t *x, const uint32_t *block, size_t words,
                        const struct ahead *ahead, size_t ahead_step, float sums[][BLOCK_OUTPUTS]) {
-#define CASE(n)                                                                                               \
-    case n:                                                                                                   \
-        if (is_pairs) block_tile(n, 1, x, block, words, ahead, ahead_step, sums);                   \
-        else block_tile(n, 0, x, block, words, ahead, ahead_step, sums);                            \
+#define CASE(n)                                                                             \
+    case n:                                                                                 \
+        if (is_pairs) block_tile(n, 1, x, block, words, ahead, ahead_step, sums);           \
+        else block_tile(n, 0, x, block, words, ahead, ahead_step, sums);                    \
         break;
-    switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if defined(__AVX512F__)
-        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
-    }
+    switch (rows) { EACH_TILE_HEIGHT(CASE) }
 #undef CASE
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from crossdock.ops.paged_attention_cpu import paged_attention_cpu
+from crossdock.ops.prefill_attention_cpu import prefill_attention_cpu, takes
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -43,28 +44,36 @@ def gqa_prefill(
         key_pool, value_pool = layer.cache
         k = key_pool.flatten(0, 1).index_select(0, span.slots)
         v = value_pool.flatten(0, 1).index_select(0, span.slots)
-    out = causal_attention(
-        q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), layer.scale, span.prefix, block_rows
-    )
-    return out.transpose(0, 1)
+    return causal_attention(q, k, v, layer.scale, span.prefix, block_rows)
 
 
 def causal_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, prefix: int, block_rows: int
 ) -> torch.Tensor:
-    """q [heads, n, d] against k, v [kv_heads, prefix + n, d]: row i sees keys 0 to prefix + i. Returns [heads, n, dv]."""
+    """q [n, heads, d] against k [prefix + n, kv_heads, d] and v: row i sees keys 0 to prefix + i. Returns [n, heads, dv].
+
+    The C kernel takes 0.4 to 0.7 times as long as torch's fused attention (1 thread, Zen 4, 128 to 1024 rows).
+    """
+    if takes(q, k, v):
+        return prefill_attention_cpu(q, k, v, scale)
+    value_dim, spare = v.shape[2], k.shape[2] - v.shape[2]
+    if spare > 0:
+        # The fused kernel wants values of the keys' size.
+        v = functional.pad(v, (0, spare))
+    q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
     if prefix == 0:
-        return functional.scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             q[None], k[None], v[None], is_causal=True, scale=scale, enable_gqa=True
         )[0]
-    out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
-    for start, stop, mask in causal_blocks(q.shape[1], prefix, block_rows, q.device):
-        keys, values = k[None, :, : prefix + stop], v[None, :, : prefix + stop]
-        rows = q[None, :, start:stop]
-        out[:, start:stop] = functional.scaled_dot_product_attention(
-            rows, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
-        )[0]
-    return out
+    else:
+        out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
+        for start, stop, mask in causal_blocks(q.shape[1], prefix, block_rows, q.device):
+            keys, values = k[None, :, : prefix + stop], v[None, :, : prefix + stop]
+            rows = q[None, :, start:stop]
+            out[:, start:stop] = functional.scaled_dot_product_attention(
+                rows, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+            )[0]
+    return out[..., :value_dim].transpose(0, 1)
 
 
 def causal_blocks(

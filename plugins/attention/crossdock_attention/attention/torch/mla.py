@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from crossdock.ops.paged_attention_cpu import paged_attention_cpu
-from torch.nn import functional
 
 from crossdock_attention.attention.torch.gqa import causal_attention, causal_blocks
 
@@ -106,15 +105,11 @@ def _absorbed_chunk(
 def _expanded(
     q: torch.Tensor, latent: torch.Tensor, layer: AttentionLayer, prefix: int, block_rows: int
 ) -> torch.Tensor:
-    """Keys and values of every head from the latent rows; values are padded to the keys' size so that the fused kernel takes them."""
+    """Keys and values of every head from the latent rows."""
     w_uk, w_uv = _projections(layer)
-    rank, value_dim = layer.kv.kv_lora_rank, w_uv.shape[2]
+    rank = layer.kv.kv_lora_rank
     compressed = latent[:, :rank].expand(layer.num_heads, -1, -1)
     rotated = latent[:, rank:].expand(layer.num_heads, -1, -1)
     keys = torch.cat((torch.bmm(compressed, w_uk.transpose(1, 2)), rotated), dim=-1)
     values = torch.bmm(compressed, w_uv)
-    spare = keys.shape[2] - value_dim
-    if spare > 0:
-        values = functional.pad(values, (0, spare))
-    out = causal_attention(q.transpose(0, 1), keys, values, layer.scale, prefix, block_rows)
-    return out[..., :value_dim].transpose(0, 1)
+    return causal_attention(q, keys.transpose(0, 1), values.transpose(0, 1), layer.scale, prefix, block_rows)
