@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from crossdock.ops.early_launch import early_launch
 from crossdock.ops.norms_cpu import add_rms_norm_cpu, takes
 from crossdock.ops.rms_norm import rms_norm
 from crossdock.ops.tile_size import block_of
@@ -52,6 +53,15 @@ def add_rms_norm_fused(
     block = block_of(hidden_size)
     launch: Any = add_rms_norm_kernel
     launch[(num_rows,)](
-        residual, update, weight, total, normed, hidden_size, eps, block=block, num_warps=8 if block >= 2048 else 4
+        residual,
+        update,
+        weight,
+        total,
+        normed,
+        hidden_size,
+        eps,
+        block=block,
+        num_warps=8 if block >= 2048 else 4,
+        **early_launch(residual),
     )
     return total, normed

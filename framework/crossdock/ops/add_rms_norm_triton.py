@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crossdock.ops.early_launch_triton import wait_for_inputs
+
 
 @triton.jit(do_not_specialize=["eps"])
 def add_rms_norm_kernel(
@@ -21,8 +23,10 @@ def add_rms_norm_kernel(
     eps,
     # meta
     block: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """One program a row: residual + update to ``total``, its norm times ``weight`` to ``normed``."""
+    wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < hidden_size

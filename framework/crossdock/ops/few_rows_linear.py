@@ -7,6 +7,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from crossdock.ops.early_launch import early_launch
 from crossdock.ops.tile_size import block_of
 
 
@@ -19,6 +20,7 @@ class LinearTile:
     warps: int
 
 
+LINE_BYTES = 128
 TILE = LinearTile(columns=8, inner=512, warps=4)
 
 
@@ -55,7 +57,9 @@ def few_rows_linear(
         rows_block=block_of(num_rows),
         block_out=tile.columns,
         block_in=tile.inner,
+        num_lines=block_of(-(-in_features * weight.element_size() // LINE_BYTES)),
         has_bias=bias is not None,
         num_warps=tile.warps,
+        **early_launch(rows),
     )
     return out

@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crossdock.ops.early_launch_triton import fetch_rows, wait_for_inputs
+
 
 @triton.jit
 def few_rows_linear_kernel(
@@ -25,7 +27,9 @@ def few_rows_linear_kernel(
     rows_block: tl.constexpr,
     block_out: tl.constexpr,
     block_in: tl.constexpr,
+    num_lines: tl.constexpr,
     has_bias: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """A program makes ``block_out`` columns of every row. Sums stay spread over the threads until the end."""
     row = tl.arange(0, rows_block)
@@ -34,6 +38,10 @@ def few_rows_linear_kernel(
     column_inside = column < out_features
     weight_at = weight + column[:, None].to(tl.int64) * in_features + inner[None, :]
     row_at = rows + row[:, None] * stride_row + inner[None, :]
+    if is_early:
+        # The matrix is on its way before the rows are there.
+        fetch_rows(weight, tl.minimum(column, out_features - 1), in_features, num_lines)
+    wait_for_inputs(is_early)
     total = tl.zeros((rows_block, block_out, block_in), dtype=tl.float32)
     for start in range(0, in_features, block_in):
         inside = start + inner < in_features

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from crossdock.ops.early_launch import early_launch
 from crossdock.ops.rms_norm import rms_norm
 from crossdock.ops.rope import rotate_pairs
 from crossdock.ops.tile_size import block_of
@@ -72,4 +73,5 @@ def latent_rotate_fused(
         half=half,
         half_block=block_of(half),
         num_warps=4,
+        **early_launch(queries),
     )

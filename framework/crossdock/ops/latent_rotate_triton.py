@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crossdock.ops.early_launch_triton import wait_for_inputs
+
 
 @triton.jit
 def turn_pairs(at, inside, cosine, sine, heads_block: tl.constexpr, half_block: tl.constexpr):
@@ -37,8 +39,10 @@ def latent_rotate_kernel(
     rank_block: tl.constexpr,
     half: tl.constexpr,
     half_block: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """``rotation`` [n, half, 2] float32. Programs (row, i): i = 0 does the latent row, the others heads of the queries."""
+    wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, 2 * half_block)
     turn = tl.load(rotation + row * 2 * half + column, mask=column < 2 * half, other=0.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from crossdock.ops.early_launch import early_launch
 from crossdock.ops.norms_cpu import norm_rotate_cpu, takes
 from crossdock.ops.rms_norm import rms_norm
 from crossdock.ops.rope import rotate_pairs
@@ -71,5 +72,6 @@ def norm_rotate_fused(
         half_block=block_of(half),
         has_norm=weight is not None,
         num_warps=4,
+        **early_launch(rows),
     )
     return out

@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crossdock.ops.early_launch_triton import wait_for_inputs
+
 
 @triton.jit(do_not_specialize=["eps"])
 def norm_rotate_kernel(
@@ -26,8 +28,10 @@ def norm_rotate_kernel(
     half: tl.constexpr,
     half_block: tl.constexpr,
     has_norm: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """``rotation`` [n, half, 2] float32: cosine and sine of each pair. A program takes ``heads_block`` heads of a row."""
+    wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads_block + tl.arange(0, heads_block)
     # Heads are read whole and cut into pairs afterwards: reads of every other element would be twice as many.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from crossdock.ops.early_launch import early_launch
 from crossdock.ops.swiglu_torch import swiglu_torch
 from crossdock.ops.tile_size import block_of
 
@@ -38,5 +39,7 @@ def swiglu_fused(gate_up: torch.Tensor) -> torch.Tensor:
     from crossdock.ops.swiglu_triton import swiglu_kernel
 
     block = min(COLUMNS, block_of(inner_size))
-    swiglu_kernel[(num_rows, -(-inner_size // block))](gate_up, out, inner_size, block=block, num_warps=4)
+    swiglu_kernel[(num_rows, -(-inner_size // block))](
+        gate_up, out, inner_size, block=block, num_warps=4, **early_launch(gate_up)
+    )
     return out

@@ -7,10 +7,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crossdock.ops.early_launch_triton import wait_for_inputs
+
 
 @triton.jit
-def swiglu_kernel(gate_up, out, inner_size, block: tl.constexpr):
+def swiglu_kernel(gate_up, out, inner_size, block: tl.constexpr, is_early: tl.constexpr):
     """out[row] = silu(gate) * up for ``block`` columns; the activation is rounded before the product, as two ops would."""
+    wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < inner_size

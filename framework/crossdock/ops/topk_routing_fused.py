@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from crossdock.ops.early_launch import early_launch
 from crossdock.ops.tile_size import block_of
 
 if TYPE_CHECKING:
@@ -63,5 +64,6 @@ def topk_routing_fused(
         has_padding=padded_rows is not None,
         renormalise=rule.renormalise,
         num_warps=1 if num_experts <= 256 else 4,
+        **early_launch(router_logits),
     )
     return topk_ids, topk_weights

@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crossdock.ops.early_launch_triton import wait_for_inputs
+
 
 @triton.jit
 def without_other_groups(
@@ -53,8 +55,10 @@ def topk_routing_kernel(
     has_slots: tl.constexpr,
     has_padding: tl.constexpr,
     renormalise: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """One program a row of ``logits`` [n, E] float32: ids (slots, where given) and weights of its K best experts."""
+    wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, block)
     inside = expert < num_experts

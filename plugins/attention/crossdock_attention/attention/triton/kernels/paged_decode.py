@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import attrs
 import torch
+from crossdock.ops.early_launch import early_launch
 from crossdock.ops.tile_size import block_of
 
 TARGET_PROGRAMS = 264
@@ -81,8 +82,7 @@ def paged_decode(
         return out
     tile = tile or (GQA_TILE if v_pool is not None else LATENT_TILE)
     parts = (num_rows, num_heads, splits) if splits > 1 else (0, 0, 0)
-    partial = torch.empty(*parts, value_dim, dtype=torch.float32, device=q.device)
-    sums = torch.empty(2, *parts, dtype=torch.float32, device=q.device)
+    partial, sums = (q.new_empty(shape, dtype=torch.float32) for shape in ((*parts, value_dim), (2, *parts)))
     values, rest = k_pool if v_pool is None else v_pool, q if q_rest is None else q_rest
     new_keys = k_pool if new is None else new.k
     new_values = new_keys if new is None or new.v is None else new.v
@@ -125,6 +125,7 @@ def paged_decode(
         merge_unroll=min(MERGE_UNROLL, splits),
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **early_launch(q),
     )
     return out
 

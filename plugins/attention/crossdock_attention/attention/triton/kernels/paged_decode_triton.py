@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from crossdock.ops.early_launch_triton import wait_for_inputs
 
 from crossdock_attention.attention.triton.kernels.running_softmax_triton import add_block, add_row
 
@@ -175,7 +176,9 @@ def paged_decode_kernel(
     splits: tl.constexpr,
     block: tl.constexpr,
     merge_unroll: tl.constexpr,
+    is_early: tl.constexpr,
 ):
+    wait_for_inputs(is_early)
     row, key_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(seq_lens + row)
     cached = length - 1 if has_new else length
@@ -236,8 +239,7 @@ def paged_decode_kernel(
                 running_max, running_sum, result = add_row(
                     score * log2_scale, new_value, running_max, running_sum, result
                 )
-        heads = tl.num_programs(1) * group
-        place = (row * heads + head).to(tl.int64)
+        place = (row * tl.num_programs(1) * group + head).to(tl.int64)
         if used == 1:
             running_sum = tl.where(running_sum > 0, running_sum, 1.0)
             store_heads(out, place, result / running_sum[:, None], live_head, value_column, value_dim)

@@ -8,6 +8,9 @@ import torch
 
 from crossdock_attention.attention.triton.kernels.prefill import QUERY_ROWS, can_describe, described_heads, head_parts
 
+TILE_TOKENS = 128
+"""Tokens of the context that a program takes at once."""
+STAGES = 2
 WARPS = 4
 """Of one group; the compiler adds a second computing group and one that fetches."""
 

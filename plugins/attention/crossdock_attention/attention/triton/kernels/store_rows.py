@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from crossdock.errors import MisuseError
+from crossdock.ops.early_launch import early_launch
 
 
 def store_rows(slots: torch.Tensor, rows: Sequence[torch.Tensor], pools: Sequence[torch.Tensor]) -> None:
@@ -48,4 +49,5 @@ def store_rows(slots: torch.Tensor, rows: Sequence[torch.Tensor], pools: Sequenc
         block=triton.next_power_of_2(max(widths)),
         has_second=len(pools) > 1,
         num_warps=4,
+        **early_launch(slots),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from crossdock.ops.early_launch_triton import wait_for_inputs
 
 
 @triton.jit
@@ -25,7 +26,9 @@ def store_rows_kernel(
     # meta
     block: tl.constexpr,
     has_second: tl.constexpr,
+    is_early: tl.constexpr,
 ):
+    wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     column = tl.arange(0, block)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import torch
+from crossdock.ops.early_launch import early_launch
 
 SCAN_PAIRS = 1024
 """Pairs that a program looks at together."""
@@ -40,7 +41,14 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> t
     experts_block = triton.next_power_of_2(num_experts + 1)
     counts = torch.empty(segments, experts_block, dtype=torch.int32, device=local_ids.device)
     count_pairs_kernel[(segments,)](
-        local_ids, counts, num_pairs, segment_pairs, experts_block=experts_block, scan=scan, num_warps=4
+        local_ids,
+        counts,
+        num_pairs,
+        segment_pairs,
+        experts_block=experts_block,
+        scan=scan,
+        num_warps=4,
+        **early_launch(local_ids),
     )
     place_pairs_kernel[(num_experts, segments)](
         local_ids,
@@ -56,5 +64,6 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> t
         segments=segments,
         scan=scan,
         num_warps=4,
+        **early_launch(local_ids),
     )
     return pairs, block_experts

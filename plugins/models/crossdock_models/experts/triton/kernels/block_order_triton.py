@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from crossdock.ops.early_launch_triton import wait_for_inputs
 
 
 @triton.jit(do_not_specialize=["num_pairs", "segment_pairs"])
-def count_pairs_kernel(local_ids, counts, num_pairs, segment_pairs, experts_block: tl.constexpr, scan: tl.constexpr):
+def count_pairs_kernel(
+    local_ids,
+    counts,
+    num_pairs,
+    segment_pairs,
+    experts_block: tl.constexpr,
+    scan: tl.constexpr,
+    is_early: tl.constexpr,
+):
     """counts[segment, expert]: pairs of each expert in one segment; ids that stay elsewhere (-1) fall into the last bin."""
+    wait_for_inputs(is_early)
     segment = tl.program_id(0)
     lanes = tl.arange(0, scan)
     total = tl.zeros((experts_block,), dtype=tl.int32)
@@ -41,7 +51,9 @@ def place_pairs_kernel(
     experts_block: tl.constexpr,
     segments: tl.constexpr,
     scan: tl.constexpr,
+    is_early: tl.constexpr,
 ):
+    wait_for_inputs(is_early)
     expert = tl.program_id(0)
     segment = tl.program_id(1)
     experts = tl.arange(0, experts_block)

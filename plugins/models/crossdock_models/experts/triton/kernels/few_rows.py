@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import attrs
 import torch
+from crossdock.ops.early_launch import early_launch
+from crossdock.ops.few_rows_linear import LINE_BYTES
+from crossdock.ops.tile_size import block_of
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +57,7 @@ def few_rows_swiglu(
         block_columns=tile.gate_columns,
         block_inner=tile.gate_inner,
         num_warps=tile.gate_warps,
+        **early_launch(rows),
     )
     out = torch.empty_like(rows)
     few_down_kernel[(-(-hidden_size // tile.down_columns), num_rows)](
@@ -67,6 +71,8 @@ def few_rows_swiglu(
         top_k=top_k,
         block_columns=tile.down_columns,
         block_inner=tile.down_inner,
+        num_lines=block_of(-(-inner_size * down.element_size() // LINE_BYTES)),
         num_warps=tile.down_warps,
+        **early_launch(rows),
     )
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from crossdock.ops.early_launch_triton import fetch_rows, wait_for_inputs
 
 
 @triton.jit
@@ -21,8 +22,10 @@ def few_gate_up_kernel(
     # meta
     block_columns: tl.constexpr,
     block_inner: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """out[pair] = silu(gate) * up for ``block_columns`` columns; pairs that stay elsewhere are left unwritten."""
+    wait_for_inputs(is_early)
     pair = tl.program_id(1)
     expert = tl.load(local_ids + pair)
     if expert >= 0:
@@ -62,12 +65,20 @@ def few_down_kernel(
     top_k: tl.constexpr,
     block_columns: tl.constexpr,
     block_inner: tl.constexpr,
+    num_lines: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """out[row] = sum over k, ascending, of weight * down(activated[row, k]) for ``block_columns`` columns."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
     inner = tl.arange(0, block_inner)
     column_inside = column < hidden_size
+    if is_early:
+        # The choices were made before the launch in front of this one: their matrices can be on the way already.
+        for k in tl.static_range(top_k):
+            expert = tl.maximum(tl.load(local_ids + row * top_k + k), 0)
+            fetch_rows(down, expert * hidden_size + tl.minimum(column, hidden_size - 1), inner_size, num_lines)
+    wait_for_inputs(is_early)
     total = tl.zeros((block_columns, block_inner), dtype=tl.float32)
     for k in tl.static_range(top_k):
         expert = tl.load(local_ids + row * top_k + k)

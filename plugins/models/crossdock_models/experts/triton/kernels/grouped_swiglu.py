@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import torch
+from crossdock.ops.early_launch import early_launch
 
 from crossdock_models.experts.triton.kernels.block_order import block_order
 from crossdock_models.experts.triton.kernels.few_rows import MOST_ROWS, few_rows_swiglu
@@ -114,6 +115,7 @@ def gate_up_rows(
         descriptors=described,
         num_warps=tiles.gate_warps,
         num_stages=tiles.gate_stages,
+        **early_launch(rows),
     )
     return activated
 
@@ -159,6 +161,7 @@ def down_rows(
         descriptors=described,
         num_warps=tiles.down_warps,
         num_stages=tiles.down_stages,
+        **early_launch(activated),
     )
     return parts
 
@@ -174,7 +177,7 @@ def sum_choices(parts: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
     out = torch.empty(num_rows, hidden_size, dtype=parts.dtype, device=parts.device)
     block = min(1024, triton.next_power_of_2(hidden_size))
     sum_choices_kernel[(num_rows, triton.cdiv(hidden_size, block))](
-        parts, local_ids, out, hidden_size, top_k=top_k, block=block, num_warps=4
+        parts, local_ids, out, hidden_size, top_k=top_k, block=block, num_warps=4, **early_launch(parts)
     )
     return out
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from crossdock.ops.early_launch_triton import wait_for_inputs
 
 
 @triton.jit
@@ -44,7 +45,9 @@ def gate_up_kernel(
     group: tl.constexpr,
     weight_blocks: tl.constexpr,
     descriptors: tl.constexpr,
+    is_early: tl.constexpr,
 ):
+    wait_for_inputs(is_early)
     column_blocks = tl.cdiv(inner_size, block_columns)
     row_block, column_block = tile_of(tl.program_id(0), num_row_blocks, column_blocks, group)
     expert = tl.load(block_experts + row_block)
@@ -118,7 +121,9 @@ def down_kernel(
     group: tl.constexpr,
     weight_blocks: tl.constexpr,
     descriptors: tl.constexpr,
+    is_early: tl.constexpr,
 ):
+    wait_for_inputs(is_early)
     column_blocks = tl.cdiv(hidden_size, block_columns)
     row_block, column_block = tile_of(tl.program_id(0), num_row_blocks, column_blocks, group)
     expert = tl.load(block_experts + row_block)
@@ -166,8 +171,10 @@ def sum_choices_kernel(
     # meta
     top_k: tl.constexpr,
     block: tl.constexpr,
+    is_early: tl.constexpr,
 ):
     """out[r] = sum over k, ascending, of parts[r * K + k] where the choice is here; accumulates in float32."""
+    wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     total = tl.zeros((block,), dtype=tl.float32)
