@@ -69,6 +69,8 @@ class _Pass:
     replay: Callable[[], None]
     logits: torch.Tensor
     """[rows of the first micro-batch and of the next, V] float32."""
+    parts: Sequence[tuple[ForwardContext, DecodeTensors]]
+    """A graph knows addresses only: who has it must keep what it reads."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -157,7 +159,7 @@ class DecodeGraphs:
         replay, logits = self.capturer.capture(compute)
         if self.recorder is not None:
             self.recorder.end_capture()
-        return _Pass(replay=replay, logits=logits)
+        return _Pass(replay=replay, logits=logits, parts=parts)
 
     def _part(self, plan: StepPlan, slot: int, budget: int | None) -> tuple[ForwardContext, DecodeTensors]:
         """One micro-batch's context and the tensors in it that each step fills."""

@@ -5,8 +5,10 @@ The Triton attention backend runs interpreted on the CPU; on a GPU the same test
 
 from __future__ import annotations
 
+import gc
 import importlib.util
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,14 @@ import torch
 from crossdock import runner_build
 from crossdock.comm import local_comms
 from crossdock.config import CheckpointConfig, Config, LaunchConfig, PluginChoice, SchedulerConfig
-from crossdock.decode_graphs import CudaCapturer, DecodeGraphs
+from crossdock.decode_graphs import Capturer, CudaCapturer, DecodeGraphs
 from crossdock.graph_sizes import bucket_sizes
 from crossdock.rank_plan import plan_rank
 from crossdock.runner import ModelRunner
 from crossdock.step_work import SequenceRows, StepWork
 from crossdock.testing.random_models import write_random_model
 from crossdock.types.attention import AttentionSpec
+from crossdock.types.model import ForwardContext
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
 from crossdock_attention.attention.triton.attention import TritonAttention
 
@@ -72,7 +75,7 @@ def runner(two_ways: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
     return runner_build.build_runner(plan_rank(config, 0), local_comms(), DEVICE).runner
 
 
-def graphs_of(runner: ModelRunner, two_ways: bool) -> DecodeGraphs:
+def graphs_of(runner: ModelRunner, two_ways: bool, capturer: Capturer | None = None) -> DecodeGraphs:
     graphs = DecodeGraphs(
         executor=runner.executor,
         attention=runner.attention,  # type: ignore[arg-type]
@@ -84,7 +87,7 @@ def graphs_of(runner: ModelRunner, two_ways: bool) -> DecodeGraphs:
         padding_mode=PaddingMode.MAX_LEN,
         page_tokens=PAGE_TOKENS,
         max_sequence_tokens=16,
-        capturer=CudaCapturer() if ON_GPU else Repeater(),
+        capturer=capturer or (CudaCapturer() if ON_GPU else Repeater()),
         sampled=runner.sampled,
     )
     graphs.capture([BUCKET], [BUCKET] if two_ways else [])
@@ -149,3 +152,33 @@ def test_bucket_sizes_end_at_the_most_rows_and_keep_the_multiple() -> None:
     assert bucket_sizes(20, 1) == (1, 2, 4, 8, 16, 20)
     assert bucket_sizes(20, 8) == (8, 16, 24)
     assert bucket_sizes(256, 1)[-3:] == (192, 224, 256)
+
+
+@torch.inference_mode()
+def test_what_a_captured_pass_reads_is_kept_although_a_graph_knows_addresses_only(
+    runner: ModelRunner, two_ways: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+    run = runner.executor.run
+
+    def watched(contexts: Sequence[ForwardContext]) -> tuple[torch.Tensor, ...]:
+        for context in contexts:
+            padded_rows = context.dispatch_step.padded_rows
+            assert padded_rows is not None
+            seen.extend((weakref.ref(context.batch.input_ids), weakref.ref(padded_rows)))
+        return run(contexts)
+
+    class Forgetful:
+        """Keeps nothing of what it was given, as a graph does."""
+
+        def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+            return (lambda: None), compute()
+
+    monkeypatch.setattr(runner.executor, "run", watched)
+    graphs = graphs_of(runner, two_ways, Forgetful())
+    gc.collect()
+    assert len(seen) == 2 * (1 + 2 * two_ways)
+    assert all(reference() is not None for reference in seen)
+    del graphs
+    gc.collect()
+    assert all(reference() is None for reference in seen)
