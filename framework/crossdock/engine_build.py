@@ -192,6 +192,7 @@ def _counters(plan: RankPlan, built: BuiltRunner) -> ReceiptCounters:
     counters = ReceiptCounters()
     counters.set_capacity("kv_tokens", built.kv.plan.usable_tokens)
     counters.set_capacity("kv_bytes", built.kv.plan.total_bytes)
+    counters.set_capacity("planned_bytes", built.memory.needed_bytes)
     counters.set_capacity("max_sequence_tokens", plan.max_sequence_tokens)
     if built.moe is not None:
         rows = max_rows_per_rank(plan, built.moe.dispatcher.capabilities.input_rows)

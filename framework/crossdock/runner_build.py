@@ -40,6 +40,7 @@ class BuiltRunner:
     runner: ModelRunner
     model: Model
     kv: KvStorage
+    memory: MemoryPlan
     moe: MoeParts | None
     recorder: ExpertLoadRecorder | None
     """None for a dense model, or where nothing is counted."""
@@ -86,7 +87,7 @@ def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> Buil
         communication_sms=0 if moe is None else moe.dispatcher.capabilities.communication_sms,
     )
     runner.graphs = make_decode_graphs(plan, runner)
-    return BuiltRunner(runner=runner, model=model, kv=kv, moe=moe, recorder=recorder, spare=spare)
+    return BuiltRunner(runner=runner, model=model, kv=kv, memory=memory, moe=moe, recorder=recorder, spare=spare)
 
 
 def _most_ids(plan: RankPlan) -> int:
