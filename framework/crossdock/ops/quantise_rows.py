@@ -25,10 +25,13 @@ def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _quantise_into(rows, scales), scales
 
 
-def quantise_rows_by_column(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``quantise_rows``, with scales [n, H / 128] whose columns are contiguous and start at multiples of 16 bytes, as copy engines want them."""
+def quantise_rows_by_column(rows: torch.Tensor, align: int = TMA_ROWS) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``quantise_rows``, with scales [n, H / 128] whose columns are contiguous and start at multiples of ``align`` elements.
+
+    By default these are 16 bytes, as copy engines want them.
+    """
     num_rows = rows.shape[0]
-    aligned = -(-num_rows // TMA_ROWS) * TMA_ROWS
+    aligned = -(-num_rows // align) * align
     scales = torch.empty(_num_blocks(rows), aligned, dtype=torch.float32, device=rows.device).t()[:num_rows]
     return _quantise_into(rows, scales), scales
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from crossdock.ops.fp8_block import dequantise_blocks, quantise_blocks
-from crossdock.ops.fp8_linear import LinearTiles, fp8_linear_fused
-from crossdock.ops.quantise_rows import quantise_rows, quantise_rows_by_column
+from crossdock.ops.fp8_linear import FEW_ROWS, LinearTiles, block_product, fp8_linear_fused, padded_scale
+from crossdock.ops.quantise_rows import quantise_rows_by_column
 from experts import median_us
 
 SHAPES = {
@@ -32,25 +32,6 @@ LIBRARY_SHAPES = ("o", "q_a+kv_a")
 ROWS = (1, 16, 64, 128, 512, 4096, 16384)
 FEW = [LinearTiles(rows=r, columns=c, group=1, warps=w, stages=s) for r in (16, 32, 64) for c in (16, 32, 64) for w, s in ((4, 4), (4, 6))]  # fmt: skip
 MANY = [LinearTiles(rows=r, columns=c, group=8, warps=w, stages=s) for r, c, w, s in ((64, 64, 4, 4), (64, 128, 4, 4), (128, 128, 8, 3), (128, 128, 8, 4), (128, 128, 4, 3))]  # fmt: skip
-
-
-def torch_block_product(weight: torch.Tensor, scale: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """torch's scaled product with 1 x 128 and 128 x 128 scales."""
-    from torch.nn.functional import ScalingType, scaled_mm
-
-    blocks = scale.shape[1]
-    padded = torch.zeros(scale.shape[0], -(-blocks // 4) * 4, device="cuda")
-    padded[:, :blocks] = scale
-    stored = padded[:, :blocks]
-
-    def call(rows: torch.Tensor) -> torch.Tensor:
-        payload, scales = quantise_rows(rows)
-        by_column = scales.t().contiguous().t()
-        return scaled_mm(
-            payload, weight.t(), by_column, ScalingType.BlockWise1x128, stored.t(), ScalingType.BlockWise128x128
-        )
-
-    return call
 
 
 def library_product(weight: torch.Tensor, scale: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -87,7 +68,8 @@ def measure(name: str, num_rows: int) -> dict[str, Any]:
         except Exception as problem:
             row[key] = f"{type(problem).__name__}: {str(problem)[:160]}"
 
-    add("torch_block", torch_block_product(weight, scale))
+    stored = padded_scale(scale)
+    add("torch_block", lambda x: block_product(x, weight, stored))
     if name in LIBRARY_SHAPES and num_rows >= 128:
         add("deep_gemm", library_product(weight, scale))
     found = []
@@ -101,7 +83,7 @@ def measure(name: str, num_rows: int) -> dict[str, Any]:
                 found.append((time_us, quantised, tiles.rows, tiles.columns, tiles.warps, tiles.stages))
             except Exception as problem:
                 print("left out", tiles, type(problem).__name__, flush=True)
-    add("ours", lambda x: fp8_linear_fused(x, weight, scale, quantised=num_rows > 64))
+    add("ours", lambda x: fp8_linear_fused(x, weight, scale, quantised=num_rows > FEW_ROWS))
     row["best"] = sorted(found)[:3]
     return row
 

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 from crossdock.ops.fp8_block import quantise_blocks
-from crossdock.ops.fp8_linear import Fp8Linear, LinearTiles, fp8_linear_fused
+from crossdock.ops.fp8_linear import Fp8Linear, LinearTiles, fp8_linear_fused, has_block_product
 from crossdock.ops.fp8_linear_torch import fp8_linear_torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,3 +53,20 @@ def test_scales_of_another_matrix_are_an_error_with_both_shapes() -> None:
     _, weight, scale = case(1, 256, torch.float32)
     with pytest.raises(ValueError, match=r"\(2, 2\), found \(1, 2\)"):
         Fp8Linear(weight, scale[:1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_block_product(DEVICE), reason="torch's block-scaled product needs a Hopper GPU")
+@pytest.mark.parametrize("num_rows", [0, 1, 16, 17, 128, 500])
+@pytest.mark.parametrize("out_features", [2112, 7168])
+def test_any_number_of_rows_gives_the_twins_result_on_a_gpu(num_rows: int, out_features: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight, scale = quantise_blocks(torch.randn(out_features, 1536, generator=generator) / 40)
+    rows = torch.randn(num_rows, 1536, generator=generator).to(DEVICE, torch.bfloat16)
+    weight, scale = weight.to(DEVICE), scale.to(DEVICE)
+    bias = torch.randn(out_features, generator=generator).to(DEVICE, torch.bfloat16)
+    got = Fp8Linear(weight, scale, bias)(rows).float() - bias.float()
+    want = fp8_linear_torch(rows, weight, scale).float()
+    assert got.shape == want.shape
+    if num_rows:
+        assert float((got - want).norm() / want.norm()) <= QUANTISED_TOLERANCE

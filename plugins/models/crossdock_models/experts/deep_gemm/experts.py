@@ -1,7 +1,8 @@
 """SwiGLU experts over DeepGEMM's grouped products, in checkpoint form: nothing is derived from the tensors.
 
 Rows that come in the places of their experts go straight into the masked product. Rows by token are copied there first, a few into fixed
-places (masked), many into aligned segments (contiguous). The host learns no count in any of these ways, so all of them can be captured.
+places (masked), many into aligned segments (contiguous). How many places these need, the host learns from the dispatcher or from the device;
+a captured step takes the most that there can be.
 """
 
 from __future__ import annotations
@@ -107,9 +108,8 @@ class DeepGemmExperts:
         if num_rows <= self._options.masked_rows:
             places = fixed_places(ids, num_experts, -(-num_rows // ALIGNMENT) * ALIGNMENT)
         else:
-            places = segment_places(
-                ids, num_experts, received.aligned_rows or segments_needed(ids.numel(), num_experts)
-            )
+            most = segments_needed(ids.numel(), num_experts) if _is_captured(ids) else None
+            places = segment_places(ids, num_experts, most if received.aligned_rows is None else received.aligned_rows)
         moved = move_rows(rows, received.scales, ids, places, self._row_dtype)
         expected = -(-ids.numel() // num_experts)
         out = self._two_products(layer, moved.rows, moved.scales, places, expected)
@@ -130,6 +130,8 @@ class DeepGemmExperts:
         """[P, k] -> [P, n] bf16 in live places."""
         products, columns = self._products, matrix.weight.shape[1]
         out = torch.empty(places.num_places, columns, dtype=torch.bfloat16, device=rows.device)
+        if places.num_places == 0:
+            return out
         if places.groups is not None:
             if scales is None or matrix.scale is None:
                 products.contiguous_bf16(rows, matrix.weight, out, places.groups)
@@ -143,6 +145,11 @@ class DeepGemmExperts:
         else:
             products.masked_fp8((rows, scales), (matrix.weight, matrix.scale), out_by_expert, places.counts, expected)
         return out
+
+
+def _is_captured(tensor: torch.Tensor) -> bool:
+    """Whether the current stream records a graph, in which nothing may wait for the device."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _even(sm_budget: int | None, all_sms: int) -> int:

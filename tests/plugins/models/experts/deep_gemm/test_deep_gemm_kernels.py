@@ -75,6 +75,16 @@ def test_segments_lie_one_after_the_other_as_the_twin_says(num_rows: int) -> Non
     assert torch.equal(places.groups, groups)
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 200])
+def test_the_device_says_how_many_places_there_are(num_rows: int) -> None:
+    ids = routed(num_rows)
+    found, bounded = segment_places(ids, NUM_EXPERTS, None), some_places("segments", ids)
+    assert bounded.groups is not None
+    assert found.num_places == int((bounded.groups >= 0).sum())
+    assert found.groups is not None
+    assert torch.equal(found.groups, bounded.groups[: found.num_places])
+
+
 @pytest.mark.parametrize("everything_to", [None, 0, NUM_EXPERTS - 1])
 @pytest.mark.parametrize("kind", ["segments", "fixed"])
 def test_every_pair_has_a_place_of_its_own_among_those_of_its_expert(kind: str, everything_to: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Where each (row, choice) pair lies among the experts' rows, found on the device: nothing waits for counts on the host."""
+"""Where each (row, choice) pair lies among the experts' rows, found on the device."""
 
 from __future__ import annotations
 
@@ -38,9 +38,14 @@ def segments_needed(num_pairs: int, num_experts: int) -> int:
     return whole * SEGMENT_ROWS
 
 
-def segment_places(local_ids: torch.Tensor, num_experts: int, num_places: int) -> Places:
-    """local_ids [R, K] int64 (-1 = none) -> segments of ``num_places`` places, a multiple of 128, in the order of experts."""
+def segment_places(local_ids: torch.Tensor, num_experts: int, num_places: int | None) -> Places:
+    """local_ids [R, K] int64 (-1 = none) -> segments of ``num_places`` places, a multiple of 128, in the order of experts.
+
+    None asks the device how many there are, and waits for it: the product loads places that nobody needs as slowly as the others.
+    """
     counts, ranks = _count(local_ids, num_experts)
+    if num_places is None:
+        num_places = int(((counts + (SEGMENT_ROWS - 1)) // SEGMENT_ROWS).sum()) * SEGMENT_ROWS
     groups = torch.empty(num_places, dtype=torch.int32, device=local_ids.device)
     starts = torch.empty(num_experts, dtype=torch.int32, device=local_ids.device)
     # Imported at the first call: CPU installations have no triton.
