@@ -148,11 +148,11 @@ class DecodeGraphs:
         def compute() -> torch.Tensor:
             for upload, (_, tensors) in zip(self._uploads, parts, strict=False):
                 unpack_decode(upload.packed, self.sampled, tensors)
-            logits = self.executor.run([context for context, _ in parts])
-            if len(logits) > 1:
-                return torch.cat(logits)
-            self.sampled[: logits[0].shape[0]].copy_(logits[0].argmax(dim=-1))
-            return logits[0]
+            first, *others = self.executor.run([context for context, _ in parts])
+            if others:
+                return torch.cat((first, *others))
+            self.sampled[: first.shape[0]].copy_(first.argmax(dim=-1))
+            return first
 
         if self.recorder is not None:
             self.recorder.begin_capture()
