@@ -110,10 +110,10 @@ class Bench:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.is_cuda = arguments.device == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.is_cuda else torch.device("cpu")
-        self.rows = [int(rows) for rows in arguments.rows.split(",")]
+        self.rows = [int(rows) for rows in arguments.rows.split(",") if rows]
         self.decode_rows, self.context = arguments.decode_rows, arguments.context
         self.repeats = arguments.repeats
-        most = max(*self.rows, self.decode_rows)
+        most = max(*self.rows, self.decode_rows, 1)
         config = Config(
             checkpoint=CheckpointConfig(
                 path=folder, load_format="random", dtype="bfloat16" if self.is_cuda else "float32"
@@ -121,11 +121,11 @@ class Bench:
             launch=LaunchConfig(device=arguments.device),
             parallel=ParallelConfig(ranks=self.world, attn_dp_size=self.world),
             scheduler=SchedulerConfig(
-                max_running_requests=self.decode_rows,
+                max_running_requests=max(self.decode_rows, 16),
                 max_step_tokens=most,
                 chunk_tokens=most,
                 page_tokens=PAGE,
-                kv_tokens=max(max(self.rows) + PAGE, self.decode_rows * self.context),
+                kv_tokens=max(most + PAGE, self.decode_rows * self.context),
                 max_sequence_tokens=max(4096, self.context),
                 prefix_cache=False,
                 graphs="auto" if self.is_cuda and arguments.decode_rows else "off",
