@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import attrs
 from aiohttp import web
 
+from crossdock.serving.answering import answered
 from crossdock.serving.choices import ChoiceDelta
-from crossdock.serving.frontend import FRONTEND, Frontend
+from crossdock.serving.frontend import Frontend
 from crossdock.serving.generation import GenerationPlan
-from crossdock.serving.http_io import collected, is_health_check, json_response, streamed, typed_body
 from crossdock.serving.prompts import message_values, text_prompts
 from crossdock.serving.protocol.requests import ChatBody
 from crossdock.serving.protocol.responses import (
@@ -32,18 +32,15 @@ from crossdock.serving.validation import TokenLimits, check_chat, make_plan
 
 async def post_chat_completions(request: web.Request) -> web.StreamResponse:
     """Answers a conversation through the checkpoint's chat template."""
-    frontend = request.app[FRONTEND]
-    frontend.check_takes_requests()
-    body = await typed_body(request, ChatBody)
-    plan = await chat_plan(body, frontend, probe=is_health_check(request))
-    answer = ChatAnswerBuilder(frontend=frontend, body=body, plan=plan)
-    if body.stream:
-        return await streamed(frontend, plan, request, answer.chunks, answer.last_chunks)
-    await collected(frontend, plan, request, answer.take)
-    return json_response(answer.response())
+    return await answered(
+        request,
+        ChatBody,
+        chat_plan,
+        lambda body, frontend, plan: ChatAnswerBuilder(frontend=frontend, body=body, plan=plan),
+    )
 
 
-async def chat_plan(body: ChatBody, frontend: Frontend, *, probe: bool) -> GenerationPlan:
+async def chat_plan(body: ChatBody, frontend: Frontend, probe: bool) -> GenerationPlan:
     """The checked plan of a body; raises ``RequestError``."""
     frontend.model.check_name(body.model)
     check_chat(body, takes_tools=frontend.chat_template.takes_tools)

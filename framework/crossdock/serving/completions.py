@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import attrs
 from aiohttp import web
 
+from crossdock.serving.answering import answered
 from crossdock.serving.choices import ChoiceDelta
-from crossdock.serving.frontend import FRONTEND, Frontend
+from crossdock.serving.frontend import Frontend
 from crossdock.serving.generation import GenerationPlan
-from crossdock.serving.http_io import collected, is_health_check, json_response, streamed, typed_body
 from crossdock.serving.prompts import prompt_tokens
 from crossdock.serving.protocol.requests import CompletionBody
 from crossdock.serving.protocol.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
@@ -29,18 +29,15 @@ from crossdock.types.request import TokenLogprob
 
 async def post_completions(request: web.Request) -> web.StreamResponse:
     """Completes prompts given as text or token ids."""
-    frontend = request.app[FRONTEND]
-    frontend.check_takes_requests()
-    body = await typed_body(request, CompletionBody)
-    plan = await completion_plan(body, frontend, probe=is_health_check(request))
-    answer = CompletionAnswer(frontend=frontend, body=body, plan=plan)
-    if body.stream:
-        return await streamed(frontend, plan, request, answer.chunks, answer.last_chunks)
-    await collected(frontend, plan, request, answer.take)
-    return json_response(answer.response())
+    return await answered(
+        request,
+        CompletionBody,
+        completion_plan,
+        lambda body, frontend, plan: CompletionAnswer(frontend=frontend, body=body, plan=plan),
+    )
 
 
-async def completion_plan(body: CompletionBody, frontend: Frontend, *, probe: bool) -> GenerationPlan:
+async def completion_plan(body: CompletionBody, frontend: Frontend, probe: bool) -> GenerationPlan:
     """The checked plan of a body; raises ``RequestError``."""
     frontend.model.check_name(body.model)
     check_completion(body)

@@ -10,10 +10,10 @@ import attrs
 from aiohttp import web
 
 from crossdock.errors import RequestError
+from crossdock.serving.answering import answered
 from crossdock.serving.choices import ChoiceDelta
-from crossdock.serving.frontend import FRONTEND, Frontend
+from crossdock.serving.frontend import Frontend
 from crossdock.serving.generation import GenerationPlan
-from crossdock.serving.http_io import collected, is_health_check, json_response, streamed, typed_body
 from crossdock.serving.logprob_format import finite
 from crossdock.serving.prompts import prompt_tokens
 from crossdock.serving.protocol.requests import GenerateBody, GenerateSampling, SamplingFields
@@ -27,23 +27,20 @@ DEFAULT_NEW_TOKENS = 128
 
 async def post_generate(request: web.Request) -> web.StreamResponse:
     """Generates from ``input_ids`` (one list or several) or ``text``; a list in gives a list out."""
-    frontend = request.app[FRONTEND]
-    frontend.check_takes_requests()
-    body = await typed_body(request, GenerateBody)
+    return await answered(
+        request,
+        GenerateBody,
+        generate_plan,
+        lambda body, frontend, plan: GenerateAnswer(frontend=frontend, body=body, plan=plan, client_id=request_id()),
+    )
+
+
+async def generate_plan(body: GenerateBody, frontend: Frontend, probe: bool) -> GenerationPlan:
+    """The checked plan of a body, whose ``rid`` becomes the id of the request; raises ``RequestError``."""
     if body.rid is not None:
         if body.rid in frontend.active.values():
             raise RequestError(f"rid: {body.rid!r} is already running; ids must be unique", field="rid")
         set_request_id(body.rid)
-    plan = await generate_plan(body, frontend, probe=is_health_check(request))
-    answer = GenerateAnswer(frontend=frontend, body=body, plan=plan, client_id=request_id())
-    if body.stream:
-        return await streamed(frontend, plan, request, answer.chunks, lambda: ())
-    await collected(frontend, plan, request, answer.take)
-    return json_response(answer.response())
-
-
-async def generate_plan(body: GenerateBody, frontend: Frontend, *, probe: bool) -> GenerationPlan:
-    """The checked plan of a body; raises ``RequestError``."""
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("input_ids: exactly one of input_ids and text must be given", field="input_ids")
     if body.top_logprobs_num and not body.return_logprob:
@@ -138,6 +135,10 @@ class GenerateAnswer:
             self.take(delta)
         for index in dict.fromkeys(delta.index for delta in batch):
             yield self._answer(index)
+
+    def last_chunks(self) -> Iterator[GenerateResponse]:
+        """Nothing: the last cumulative chunk was the whole answer."""
+        return iter(())
 
     def _answer(self, index: int) -> GenerateResponse:
         state = self._states[index]

@@ -1,28 +1,20 @@
-"""What every generating handler does: read the body, answer JSON, stream events with errors in their place."""
+"""What handlers share: the body with its type, JSON answers, the status of an error."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
-import structlog
 from aiohttp import web
 
 from crossdock.errors import CrossdockError, RequestError, RuntimeFault
-from crossdock.serving.choices import ChoiceDelta
-from crossdock.serving.frontend import FRONTEND, Frontend
-from crossdock.serving.generation import GenerationPlan
+from crossdock.serving.frontend import FRONTEND
 from crossdock.serving.request_body import read_body
-from crossdock.serving.request_ids import REQUEST_ID_HEADER, request_id
-from crossdock.serving.sse import EventStream
 
 HEALTH_CHECK_HEADER = "X-Health-Check"
 """A client that sends it with value 1 is a probe: its tokens stay out of load statistics and metrics."""
 
 Body = TypeVar("Body")
-_LOG = structlog.get_logger("crossdock.server")
 
 
 async def typed_body(request: web.Request, cls: type[Body]) -> Body:
@@ -43,44 +35,6 @@ def json_response(value: Any, *, status: int = 200, headers: dict[str, str] | No
 def is_health_check(request: web.Request) -> bool:
     """The client says that it is a probe."""
     return request.headers.get(HEALTH_CHECK_HEADER) == "1"
-
-
-async def collected(
-    frontend: Frontend, plan: GenerationPlan, request: web.Request, take: Callable[[ChoiceDelta], None]
-) -> None:
-    """Runs a plan to its end, giving every delta to ``take``. The client's hanging up cancels and aborts."""
-    with frontend.running(plan.request_id, request_id()):
-        async with contextlib.aclosing(frontend.deltas(plan)) as batches:
-            async for batch in batches:
-                for delta in batch:
-                    take(delta)
-
-
-async def streamed(
-    frontend: Frontend,
-    plan: GenerationPlan,
-    request: web.Request,
-    events: Callable[[list[ChoiceDelta]], Iterable[Any]],
-    last_events: Callable[[], Iterable[Any]],
-) -> web.StreamResponse:
-    """Streams a plan: ``events`` of each batch of deltas, ``last_events`` after the last, then ``[DONE]``.
-
-    An error before the first event is raised (a plain HTTP error); a later one is sent as an event.
-    """
-    stream = EventStream(request=request, headers={REQUEST_ID_HEADER: request_id()})
-    try:
-        with frontend.running(plan.request_id, request_id()):
-            async with contextlib.aclosing(frontend.deltas(plan)) as batches:
-                async for batch in batches:
-                    await stream.begin()
-                    await stream.send(events(batch))
-        await stream.send(last_events())
-        return await stream.finish()
-    except CrossdockError as error:
-        if not stream.has_started:
-            raise
-        field = error.field if isinstance(error, RequestError) else None
-        return await stream.fail(str(error), status=error_status(error), param=field)
 
 
 def error_status(error: CrossdockError) -> int:

@@ -9,7 +9,7 @@ from crossdock.observe.observers import make_observer
 from crossdock.testing.conformance import NotCheckable, PluginCase, check_of
 from crossdock.types.observer import ObserverSpec, StepEvent
 
-_STEP = StepEvent(
+SAMPLE_STEP = StepEvent(
     rank=0,
     attn_dp_rank=0,
     step=1,
@@ -43,7 +43,7 @@ def check_it_takes_every_event_and_returns_nothing(case: PluginCase) -> None:
             observer.on_fault(1, "rank 1 ended"),
             observer.on_rebalance({"step": 1, "outcome": "applied", "moved_slots": 2}),
             observer.on_load("decode", (1.0, 0.5)),
-            observer.on_step(_STEP),
+            observer.on_step(SAMPLE_STEP),
             observer.on_load("prefill", ()),
         ]
     assert answers == [None] * len(answers), "an observer returns nothing: nobody looks at it"

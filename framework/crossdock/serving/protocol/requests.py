@@ -34,10 +34,9 @@ class StreamOptions:
 
 
 @attrs.frozen(kw_only=True)
-class SamplingFields:
-    """Fields that completions and chat completions share."""
+class DecodingFields:
+    """How tokens are chosen and where a text ends, under the names that every endpoint uses."""
 
-    model: str | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -50,10 +49,17 @@ class SamplingFields:
     seed: Seed | None = None
     stop: StopString | StopStrings | None = None
     stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: TokenCount | None = None
     skip_special_tokens: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class SamplingFields(DecodingFields):
+    """Fields that completions and chat completions share."""
+
+    model: str | None = None
+    include_stop_str_in_output: bool = False
+    min_tokens: TokenCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -112,27 +118,13 @@ class ChatBody(SamplingFields):
 
 
 @attrs.frozen(kw_only=True)
-class GenerateSampling:
+class GenerateSampling(DecodingFields):
     """``sampling_params`` of ``POST /generate``."""
 
     max_new_tokens: TokenCount | None = None
     min_new_tokens: TokenCount | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: dict[str, Bias] | None = None
-    n: Choices | None = None
-    seed: Seed | None = None
-    stop: StopString | StopStrings | None = None
-    stop_token_ids: list[TokenId] | None = None
     no_stop_trim: bool = False
     """The stop text stays in the output."""
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
 
 
 @attrs.frozen(kw_only=True)

@@ -8,24 +8,18 @@ import attrs
 import pytest
 from crossdock.errors import ConfigValueError
 from crossdock.observe.observers import make_observer, make_observers
-from crossdock.types.observer import ObserverSpec, StepEvent
+from crossdock.testing.observer_conformance import SAMPLE_STEP
+from crossdock.types.observer import ObserverSpec
 from prometheus_client.parser import text_string_to_metric_families
 
-STEP = StepEvent(
+STEP = attrs.evolve(
+    SAMPLE_STEP,
     rank=1,
     attn_dp_rank=1,
-    step=7,
-    forward_mode="decode",
-    padding_mode="max_len",
-    dispatch_mode="normal",
-    graph=False,
-    overlap=False,
     local_tokens=2,
     all_tokens=(6, 2),
     attention_pairs=(30, 10),
     sync_wait_s=0.5,
-    duration_s=1.0,
-    is_health_check=False,
 )
 
 
