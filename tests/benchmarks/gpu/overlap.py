@@ -336,6 +336,7 @@ def arguments_of_call() -> argparse.Namespace:
     parser.add_argument("--experts", default="auto")
     parser.add_argument("--keep-sms", action="store_true", help="experts take all multiprocessors beside transfers")
     parser.add_argument("--fp8", action="store_true", help="weights in fp8 blocks")
+    parser.add_argument("--heads", type=int, default=0, help="attention heads, where not those of the shape")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rows", default="4096,16384")
     parser.add_argument("--decode-rows", type=int, default=128)
@@ -351,6 +352,8 @@ def main() -> None:
     if is_cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     shape = {**(SHAPE if is_cuda else TINY), "num_hidden_layers": arguments.layers}
+    if arguments.heads:
+        shape |= {"num_attention_heads": arguments.heads, "num_key_value_heads": arguments.heads}
     if arguments.fp8:
         shape["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     results: dict[str, Any] = {"arguments": vars(arguments), "torch": torch.__version__, "shape": shape}
