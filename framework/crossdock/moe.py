@@ -139,6 +139,8 @@ def padded_rows(
 ) -> tuple[tuple[int, int], ...]:
     """Half-open ranges of this rank's rows in ``layout`` that carry no token; empty when all do. Host integers only."""
     live, padded = batch.step.live_tokens, batch.step.padded_tokens
+    if live == padded:
+        return ()
     layout = drop_unit_axes(layout, sizes)
     if TokenAxis.ATTN_DP in layout:
         live, padded = (live[batch.attn_dp_rank],), (padded[batch.attn_dp_rank],)

@@ -6,6 +6,7 @@ be used once: completing, adding or deferring it spends it. A complete one is an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 
 import attrs
@@ -30,8 +31,11 @@ class Rows:
     _spent: str = attrs.field(default="", init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.layout = held_layout(self.layout, self.comms)
-        self.owed = frozenset(axis for axis in self.owed if axis_comm(axis, self.comms).size > 1)
+        if self.layout:
+            self.layout = held_layout(self.layout, self.comms)
+        if self.owed:
+            comms = self.comms
+            self.owed = _owed_in(self.owed, comms.attn_tp.size > 1, comms.moe_ep.size > 1, comms.moe_tp.size > 1)
 
     @property
     def value(self) -> torch.Tensor:
@@ -161,9 +165,22 @@ def sum_groups(owed: Owed, comms: Comms) -> tuple[GroupComm, ...]:
 
 def held_layout(layout: Layout, comms: Comms) -> Layout:
     """The layout without axes of width 1. attn_cp is 1 wherever collectives run, wider ones are refused at start."""
-    replicas = comms.world.size // comms.attn_tp.size
-    split = {TokenAxis.ATTN_DP: replicas > 1, TokenAxis.ATTN_CP: False, TokenAxis.ATTN_TP: comms.attn_tp.size > 1}
+    tp_size = comms.attn_tp.size
+    return _held(layout, comms.world.size > tp_size, tp_size > 1)
+
+
+@functools.cache
+def _held(layout: Layout, has_replicas: bool, has_attn_tp: bool) -> Layout:
+    """Kept because every block of every step asks, and hashing enum members is Python code."""
+    split = {TokenAxis.ATTN_DP: has_replicas, TokenAxis.ATTN_CP: False, TokenAxis.ATTN_TP: has_attn_tp}
     return frozenset(axis for axis in layout if split[axis])
+
+
+@functools.cache
+def _owed_in(owed: Owed, has_attn_tp: bool, has_moe_ep: bool, has_moe_tp: bool) -> Owed:
+    """The sums over groups of more than one rank."""
+    split = {SumAxis.ATTN_TP: has_attn_tp, SumAxis.MOE_EP: has_moe_ep, SumAxis.MOE_TP: has_moe_tp}
+    return frozenset(axis for axis in owed if split[axis])
 
 
 def _names(axes: Collection[SumAxis] | Collection[TokenAxis]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from crossdock.ops.topk_routing_cpu import takes, topk_routing_cpu
 from crossdock.ops.topk_routing_fused import can_fuse, topk_routing_fused
 from crossdock.ops.topk_routing_torch import topk_routing_torch
 
@@ -61,9 +62,11 @@ def topk_routing(
         raise ValueError(f"topk_routing: top_k {rule.top_k} is more than the experts of {rule.kept_groups} kept groups")
     if can_fuse(router_logits, rule):
         return topk_routing_fused(router_logits, correction_bias, rule, slots, padded_rows)
-    ids, weights = topk_routing_torch(router_logits, correction_bias, rule)
-    if slots is not None:
-        ids = slots[ids]
+    if takes(router_logits, correction_bias):
+        ids, weights = topk_routing_cpu(router_logits, correction_bias, rule, slots)
+    else:
+        ids, weights = topk_routing_torch(router_logits, correction_bias, rule)
+        ids = ids if slots is None else slots[ids]
     if padded_rows is not None:
         ids = ids.masked_fill(padded_rows.view(-1, 1), -1)
     return ids, weights

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from crossdock.native_code import native_code
 from crossdock.ops.topk_routing import TopkRule, topk_routing
+from crossdock.ops.topk_routing_cpu import takes, topk_routing_cpu
+from crossdock.ops.topk_routing_torch import topk_routing_torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
@@ -107,3 +110,53 @@ def test_no_rows_give_empty_results_of_the_right_shape() -> None:
 def test_groups_that_do_not_fit_are_refused(rule: TopkRule) -> None:
     with pytest.raises(ValueError, match="topk_routing"):
         topk_routing(torch.zeros(1, 8), None, rule)
+
+
+needs_compiler = pytest.mark.skipif(native_code().library is None, reason=f"no native kernels: {native_code().reason}")
+RULES = (
+    TopkRule(top_k=4, renormalise=True),
+    TopkRule(top_k=1, routed_scaling=16.0),
+    TopkRule(top_k=3, num_groups=4, kept_groups=2),
+    TopkRule(top_k=4, scoring="sigmoid", num_groups=4, kept_groups=2, group_score="sum_of_two_best", renormalise=True),
+    TopkRule(top_k=2, scoring="sigmoid", routed_scaling=2.5),
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rows", [0, 1, 33])
+@pytest.mark.parametrize("experts", [8, 16, 36, 64])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_native_choice_equals_the_torch_one(rule: TopkRule, rows: int, experts: int, has_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(experts)
+    wide = 3 * torch.randn(rows, experts + 5, generator=generator)
+    logits, bias = wide[:, :experts], torch.randn(experts, generator=generator) if has_bias else None
+    slots = torch.randperm(experts, generator=generator)
+    assert takes(logits, bias)
+    ids, weights = topk_routing_cpu(logits, bias, rule, None)
+    wanted_ids, wanted_weights = topk_routing_torch(logits, bias, rule)
+    assert torch.equal(ids, wanted_ids)
+    torch.testing.assert_close(weights, wanted_weights, atol=1e-6, rtol=1e-6)
+    assert torch.equal(topk_routing_cpu(logits, bias, rule, slots)[0], slots[wanted_ids])
+
+
+@needs_compiler
+def test_of_equal_experts_the_native_choice_takes_the_first() -> None:
+    ids, _ = topk_routing_cpu(torch.zeros(2, 40), None, TopkRule(top_k=3), None)
+    assert ids.tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+@needs_compiler
+def test_nan_logits_give_ids_in_range_and_weights_that_show_it() -> None:
+    logits = torch.randn(3, 20)
+    logits[1, 7] = float("nan")
+    ids, weights = topk_routing_cpu(logits, None, TopkRule(top_k=4, renormalise=True), None)
+    assert bool(((ids >= 0) & (ids < 20)).all())
+    assert weights[1].isnan().all()
+    assert weights[[0, 2]].isfinite().all()
+
+
+def test_the_kernel_does_not_take_other_types() -> None:
+    assert not takes(torch.zeros(2, 8, dtype=torch.float64), None)
+    assert not takes(torch.zeros(8, 2).T, None)
+    assert not takes(torch.zeros(2, 8), torch.zeros(8, dtype=torch.float64))
