@@ -67,23 +67,31 @@ def _empty_maps(placement: Placement, device: torch.device, max_replicas: int) -
     )
 
 
-def overwrite_layer(maps: PlacementMaps, layer: int, placement: Placement) -> None:
+def overwrite_layer(maps: PlacementMaps, layer: int, placement: Placement, row: int | None = None) -> None:
     """Copies one layer of ``placement`` over the maps in place: between two steps, addresses and shapes unchanged.
+
+    Args:
+        maps: to be changed.
+        layer: their row.
+        placement: where the new content comes from.
+        row: its row; the same when None.
 
     Raises:
         InvalidPlacement: another number of slots or experts, or an expert has more replicas than the maps are wide.
     """
     import torch
 
-    slots, replicas = placement.physical_to_logical[layer], placement.logical_to_physical[layer]
+    row = layer if row is None else row
+    slots, replicas = placement.physical_to_logical[row], placement.logical_to_physical[row]
+    counts = placement.replica_counts[row]
     num_logical, width = maps.logical_to_physical.shape[1:]
-    found = (len(slots), len(placement.replica_counts[layer]))
+    found = (len(slots), len(counts))
     if found != (maps.physical_to_logical.shape[1], num_logical):
         raise InvalidPlacement(
             f"layer row {layer}: the placement has {found[0]} slots and {found[1]} experts, the maps were made for "
             f"{maps.physical_to_logical.shape[1]} and {num_logical}"
         )
-    most = int(placement.replica_counts[layer].max())
+    most = int(counts.max())
     if most > width:
         raise InvalidPlacement(
             f"layer row {layer}: an expert has {most} replicas and the maps hold {width}; raise eplb.max_replicas"
@@ -93,7 +101,7 @@ def overwrite_layer(maps: PlacementMaps, layer: int, placement: Placement) -> No
     host.physical_to_logical[layer].copy_(torch.as_tensor(slots))
     host.logical_to_physical[layer].fill_(-1)
     host.logical_to_physical[layer, :, :kept].copy_(torch.as_tensor(replicas[:, :kept].copy()))
-    host.replica_counts[layer].copy_(torch.as_tensor(placement.replica_counts[layer]))
+    host.replica_counts[layer].copy_(torch.as_tensor(counts))
     if maps.on_host is not None:
         for name in ("physical_to_logical", "logical_to_physical", "replica_counts"):
             # Pinned, or the copy would wait for the step that is running.

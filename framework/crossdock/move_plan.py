@@ -39,46 +39,49 @@ def layer_moves(layer: int, old: Sequence[int], new: Sequence[int], topology: To
     GPU receives it; a rank of the own node has it; any rank has it. Where several ranks hold what several ranks need, the
     needing ones are cut into one contiguous run a holder, longer runs first. What no living GPU has comes from the checkpoint.
     """
-    slots_a_gpu = topology.slots_per_gpu
+    slots_a_gpu, gpus_a_node = topology.slots_per_gpu, topology.gpus_per_node
     alive = [True] * topology.num_gpus if topology.active_gpus is None else list(topology.active_gpus)
-    first_slot: dict[tuple[int, int], int] = {}
-    for slot, expert in enumerate(old):
-        if alive[slot // slots_a_gpu]:
-            first_slot.setdefault((slot // slots_a_gpu, expert), slot)
-    needs = _receiving_ranks(new, first_slot, alive, slots_a_gpu)
-    sources = {expert: _sources(expert, ranks, first_slot, topology) for expert, ranks in needs.items()}
-
+    first_slot, holders = _held(old, alive, slots_a_gpu)
+    sources = {
+        expert: _sources(holders.get(expert, []), ranks, gpus_a_node)
+        for expert, ranks in _receiving_ranks(new, first_slot, alive, slots_a_gpu).items()
+    }
     moves: list[Move] = []
     received: dict[tuple[int, int], int] = {}
     for slot, (before, expert) in enumerate(zip(old, new, strict=True)):
         rank = slot // slots_a_gpu
         if before == expert or not alive[rank]:
             continue
-        kind, source = _kind_and_source(rank, expert, first_slot, received, sources, topology)
-        if kind in ("same_node", "cross_node", "checkpoint"):
+        kind: MoveKind
+        # The first kind that applies, with rank and slot to read.
+        if (rank, expert) in first_slot:
+            kind, source = "same_gpu", (rank, first_slot[rank, expert])
+        elif (rank, expert) in received:
+            kind, source = "free_rider", (rank, received[rank, expert])
+        else:
             received[rank, expert] = slot
+            sender = sources[expert].get(rank)
+            if sender is None:
+                kind, source = "checkpoint", (-1, -1)
+            else:
+                kind = "same_node" if sender // gpus_a_node == rank // gpus_a_node else "cross_node"
+                source = (sender, first_slot[sender, expert])
         moves.append(Move(slot=slot, logical_expert=expert, kind=kind, source_rank=source[0], source_slot=source[1]))
     return LayerMoves(layer=layer, moves=tuple(moves))
 
 
-def _kind_and_source(
-    rank: int,
-    expert: int,
-    held: dict[tuple[int, int], int],
-    received: dict[tuple[int, int], int],
-    sources: dict[int, dict[int, int]],
-    topology: Topology,
-) -> tuple[MoveKind, tuple[int, int]]:
-    """The first kind that applies, with rank and slot to read."""
-    if (rank, expert) in held:
-        return "same_gpu", (rank, held[rank, expert])
-    if (rank, expert) in received:
-        return "free_rider", (rank, received[rank, expert])
-    if rank not in sources[expert]:
-        return "checkpoint", (-1, -1)
-    source = sources[expert][rank]
-    same_node = source // topology.gpus_per_node == rank // topology.gpus_per_node
-    return "same_node" if same_node else "cross_node", (source, held[source, expert])
+def _held(
+    slots: Sequence[int], alive: Sequence[bool], slots_a_gpu: int
+) -> tuple[dict[tuple[int, int], int], dict[int, list[int]]]:
+    """First slot of each (living rank, expert), and the living ranks that hold each expert, in rank order."""
+    first_slot: dict[tuple[int, int], int] = {}
+    holders: dict[int, list[int]] = {}
+    for slot, expert in enumerate(slots):
+        rank = slot // slots_a_gpu
+        if alive[rank] and (rank, expert) not in first_slot:
+            first_slot[rank, expert] = slot
+            holders.setdefault(expert, []).append(rank)
+    return first_slot, holders
 
 
 def _receiving_ranks(
@@ -88,24 +91,24 @@ def _receiving_ranks(
     needs: dict[int, list[int]] = {}
     for slot, expert in enumerate(new):
         rank = slot // slots_a_gpu
-        ranks = needs.setdefault(expert, [])
-        if alive[rank] and (rank, expert) not in held and (not ranks or ranks[-1] != rank):
-            ranks.append(rank)
-    return {expert: ranks for expert, ranks in needs.items() if ranks}
+        if alive[rank] and (rank, expert) not in held:
+            ranks = needs.setdefault(expert, [])
+            if not ranks or ranks[-1] != rank:
+                ranks.append(rank)
+    return needs
 
 
-def _sources(expert: int, ranks: Sequence[int], held: dict[tuple[int, int], int], topology: Topology) -> dict[int, int]:
+def _sources(holders: Sequence[int], ranks: Sequence[int], gpus_a_node: int) -> dict[int, int]:
     """Sending rank for each receiving rank of an expert; empty when no living rank holds it."""
-    holders = [rank for rank in range(topology.num_gpus) if (rank, expert) in held]
     if not holders:
         return {}
     by_node: dict[int, list[int]] = {}
     for rank in ranks:
-        by_node.setdefault(rank // topology.gpus_per_node, []).append(rank)
+        by_node.setdefault(rank // gpus_a_node, []).append(rank)
     source: dict[int, int] = {}
     abroad: list[int] = []
     for node, members in by_node.items():
-        near = [rank for rank in holders if rank // topology.gpus_per_node == node]
+        near = [rank for rank in holders if rank // gpus_a_node == node]
         if near:
             source.update(_shared_out(near, members))
         else:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import attrs
 import torch
 
-from crossdock.eplb.background_plan import BackgroundPlan
+from crossdock.eplb.background import Background
 from crossdock.eplb.ballot import Vote
 from crossdock.eplb.history import RebalanceProgress
+from crossdock.eplb.layer_plan import LayerPlan
 from crossdock.eplb.layer_transfer import LayerTransfer
 from crossdock.eplb.live_placement import LivePlacement
-from crossdock.errors import CrossdockError
+from crossdock.eplb.plan_work import PlannedMove
+from crossdock.eplb.settings import EplbSettings
+from crossdock.eplb.transfer import SliceCarrier
+from crossdock.errors import CrossdockError, RuntimeFault
 from crossdock.types.comm import GroupComm
 from crossdock.types.placement import Placement
+
+_PREPARED_LAYERS = 2
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -20,7 +28,7 @@ class PlanningJob:
     """The first rank plans; the others have nothing to do and say so."""
 
     progress: RebalanceProgress
-    plan: BackgroundPlan | None
+    plan: Background[PlannedMove] | None
     """None on the other ranks."""
     deadline: float
 
@@ -44,7 +52,6 @@ class PlanningJob:
         slots = torch.zeros(shape, dtype=torch.int64)
         if self.plan is not None:
             planned = self.plan.result
-            assert planned is not None, "it voted that it is done"
             judged = planned.forecast
             numbers = torch.tensor(
                 [judged.gain_s, judged.price_s, judged.balancedness_before, judged.balancedness_after],
@@ -59,28 +66,66 @@ class PlanningJob:
 
 @attrs.define(kw_only=True, eq=False)
 class MovingJob:
-    """One layer on its way, and those that follow."""
+    """Layers on their way, one after the other."""
 
     progress: RebalanceProgress
     placement: Placement
-    transfer: LayerTransfer
-    rows_after: tuple[int, ...]
-    deadline: float
+    live: LivePlacement
+    carrier: SliceCarrier
+    settings: EplbSettings
+    rows: deque[int]
+    """Layers that have not switched, the one under way first."""
+    deadline: float = 0.0
+    transfer: LayerTransfer | None = attrs.field(default=None, init=False)
+    groups: deque[tuple[int, ...]] = attrs.field(factory=deque[tuple[int, ...]], init=False)
+    """Of the layer that is switching."""
+    _prepared: deque[Background[LayerPlan]] = attrs.field(factory=deque[Background[LayerPlan]], init=False)
+
+    def start_layer(self, now: float) -> None:
+        """The first of ``rows``. The one after it is prepared, too, so that no step waits for that."""
+        self.transfer = None
+        self.deadline = now + self.settings.late_s
+        for row in list(self.rows)[len(self._prepared) : _PREPARED_LAYERS]:
+            self._prepared.append(self.live.prepare(row, self.placement, self.settings.max_step_bytes))
 
     def vote(self, now: float) -> tuple[Vote, str]:
         """Hands over the next slice; where this rank is, and what is wrong where something is."""
         try:
-            is_done = self.transfer.advance()
+            is_done = self._advance()
         except CrossdockError as error:
             return Vote.FAILED, str(error)
         if is_done:
             return Vote.DONE, ""
         if now <= self.deadline:
             return Vote.BUSY, ""
-        return Vote.LATE, f"experts of MoE layer row {self.transfer.moves.layer} did not arrive in time"
+        return Vote.LATE, f"experts of MoE layer row {self.rows[0]} did not arrive in time"
+
+    def start_switch(self) -> None:
+        """Every rank has the whole layer."""
+        assert self.transfer is not None, "it voted that it is done"
+        self.groups.extend(self.transfer.plan.groups)
 
     def wait_briefly(self, seconds: float) -> None:
-        self.transfer.wait_briefly(seconds)
+        if self.transfer is None:
+            self._prepared[0].wait_briefly(seconds)
+        else:
+            self.transfer.wait_briefly(seconds)
+
+    def give_up(self) -> None:
+        """What still arrives is dropped."""
+        if self.transfer is not None:
+            self.transfer.give_up()
+
+    def _advance(self) -> bool:
+        if self.transfer is None:
+            prepared = self._prepared[0]
+            if not prepared.is_done:
+                return False
+            if prepared.error is not None:
+                raise RuntimeFault(f"the moves of MoE layer row {self.rows[0]}: {_named(prepared.error)}")
+            self._prepared.popleft()
+            self.transfer = self.live.transfer(prepared.result, self.carrier)
+        return self.transfer.advance()
 
 
 def _named(error: BaseException) -> str:

@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from crossdock.eplb.slices import Chunk, layer_slices
+from crossdock.eplb.layer_plan import LayerPlan
+from crossdock.eplb.slices import Chunk
 from crossdock.eplb.spare_slots import CANARY, SpareSlots, read_bytes
 from crossdock.eplb.transfer import Arriving, Outgoing, SliceCarrier, SliceTransfer, TransferTicket
 from crossdock.errors import TransferFailed
-from crossdock.types.moves import LayerMoves
 
 
 class LayerTransfer:
@@ -19,43 +19,22 @@ class LayerTransfer:
 
     def __init__(
         self,
-        moves: LayerMoves,
+        plan: LayerPlan,
         live: Mapping[str, torch.Tensor],
         spare: SpareSlots,
         carrier: SliceCarrier,
         *,
         ep_rank: int,
-        max_bytes: int,
     ) -> None:
         """``live``: everything that moves with an expert of this layer, by name, dim 0 = local slot; read, not written."""
-        self.moves = moves
+        self.plan = plan
         self._live = live
         self._spare = spare
         self._carrier = carrier
         self._rank = ep_rank
         self._slots_per_rank = int(next(iter(live.values())).shape[0])
-        self._max_bytes = max_bytes
-        self._waiting: list[SliceTransfer] | None = None
+        self._waiting = list(plan.slices)
         self._ticket: TransferTicket | None = None
-
-    @property
-    def sources(self) -> dict[int, int]:
-        """Local slot that changes -> spare slot with its new expert."""
-        found: dict[int, int] = {}
-        for move in self.moves.moves:
-            if move.slot // self._slots_per_rank == self._rank:
-                spare = move.source_slot if move.kind == "free_rider" else move.slot
-                found[move.slot % self._slots_per_rank] = spare % self._slots_per_rank
-        return found
-
-    @property
-    def new_experts(self) -> dict[int, int]:
-        """Local slot that changes -> its new logical expert."""
-        return {
-            move.slot % self._slots_per_rank: move.logical_expert
-            for move in self.moves.moves
-            if move.slot // self._slots_per_rank == self._rank
-        }
 
     def advance(self) -> bool:
         """Hands over the next slice when the last one is done; True when all are. Never waits.
@@ -69,16 +48,14 @@ class LayerTransfer:
             if self._ticket.error is not None:
                 error = self._ticket.error
                 raise TransferFailed(
-                    f"experts of MoE layer row {self.moves.layer}: {type(error).__name__}: {error}"
+                    f"experts of MoE layer row {self.plan.moves.layer}: {type(error).__name__}: {error}"
                 ) from error
             self._ticket = None
             if not self._waiting:
                 self._check_canary()
-        if self._waiting is None:
-            self._waiting = self._own_slices()
         if not self._waiting:
             return True
-        self._ticket = self._carrier.submit(self._waiting.pop(0))
+        self._ticket = self._carrier.submit(self._own_part(self._waiting.pop(0)))
         return False
 
     def wait_briefly(self, seconds: float) -> None:
@@ -92,33 +69,21 @@ class LayerTransfer:
         if self._ticket is not None:
             self._ticket.give_up()
 
-    def _own_slices(self) -> list[SliceTransfer]:
-        """Cut at the first ``advance``, so that finding the moves and cutting them do not fall into the same step."""
-        slices = layer_slices(
-            self.moves,
-            slot_bytes=self._spare.slot_bytes,
-            max_bytes=self._max_bytes,
-            slots_per_rank=self._slots_per_rank,
-        )
-        return [own for own in map(self._own_part, slices) if own is not None]
-
-    def _own_part(self, chunks: Sequence[Chunk]) -> SliceTransfer | None:
-        """This rank's sends, receives and copies of a slice; None when it has none."""
+    def _own_part(self, chunks: Sequence[tuple[int, Chunk]]) -> SliceTransfer:
+        """This rank's sends, receives and copies of a slice."""
         sends: list[Outgoing] = []
         receives: list[Arriving] = []
         copies: list[partial[None]] = []
-        for tag, chunk in enumerate(chunks):
+        for tag, chunk in chunks:
             move = chunk.move
             target = move.slot // self._slots_per_rank
             if move.source_rank == target == self._rank:
                 copies.append(partial(self._copy, chunk))
             elif move.source_rank == self._rank:
                 sends.append(Outgoing(rank=target, tag=tag, read=partial(self._read, chunk)))
-            elif target == self._rank:
+            else:
                 write = partial(self._spare.write, move.slot % self._slots_per_rank, chunk.begin)
                 receives.append(Arriving(rank=move.source_rank, tag=tag, num_bytes=chunk.num_bytes, write=write))
-        if not (sends or receives or copies):
-            return None
         return SliceTransfer(sends=sends, receives=receives, copies=copies)
 
     def _read(self, chunk: Chunk) -> torch.Tensor:
@@ -131,10 +96,9 @@ class LayerTransfer:
         """In debug mode the number of each expert travelled with its tensors."""
         if CANARY not in self._live:
             return
-        experts, sources = self.new_experts, self.sources
-        for slot, expert in experts.items():
-            found = int(self._spare.read(CANARY, sources[slot]))
+        for slot, expert in self.plan.new_experts.items():
+            found = int(self._spare.read(CANARY, self.plan.sources[slot]))
             if found != expert:
                 raise TransferFailed(
-                    f"MoE layer row {self.moves.layer}: local slot {slot} was to get expert {expert} and got {found}"
+                    f"MoE layer row {self.plan.moves.layer}: local slot {slot} was to get expert {expert} and got {found}"
                 )

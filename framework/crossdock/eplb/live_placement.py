@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import attrs
@@ -11,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from crossdock.eplb.background import Background
+from crossdock.eplb.layer_plan import LayerPlan, MoveBudget, plan_layer
 from crossdock.eplb.layer_transfer import LayerTransfer
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors
 from crossdock.eplb.transfer import SliceCarrier
 from crossdock.errors import InvalidPlacement
 from crossdock.location import overwrite_layer
-from crossdock.move_plan import layer_moves
 from crossdock.placement import check_fits
 from crossdock.types.experts import Experts, ExpertTensors
 from crossdock.types.location import Picker, PlacementMaps
@@ -76,23 +78,34 @@ class LivePlacement:
         rows = np.flatnonzero((self.slots != new.physical_to_logical).any(axis=1))
         return [int(row) for row in rows]
 
-    def transfer(self, row: int, new: Placement, carrier: SliceCarrier, max_bytes: int) -> LayerTransfer:
-        """Staging of one layer; nothing is sent yet."""
-        moves = layer_moves(row, self.slots[row].tolist(), new.physical_to_logical[row].tolist(), self.topology)
-        return LayerTransfer(moves, self._moved(row), self.spare, carrier, ep_rank=self.ep_rank, max_bytes=max_bytes)
+    def prepare(self, row: int, new: Placement, max_bytes: int) -> Background[LayerPlan]:
+        """Finds out, beside the step, how a layer moves."""
+        old, wanted = self.slots[row].tolist(), new.physical_to_logical[row].tolist()
+        budget = MoveBudget(
+            slot_bytes=self.spare.slot_bytes,
+            max_bytes=max_bytes,
+            max_replicas=int(self.maps.logical_to_physical.shape[2]),
+        )
+        make = partial(plan_layer, row, old, wanted, self.topology, budget, self.ep_rank)
+        return Background(make).start("expert moves")
 
-    def switch(self, transfer: LayerTransfer, new: Placement) -> float:
-        """Makes a staged layer the one in force, between two steps; all ranks after the same one. Seconds of the copies."""
-        row = transfer.moves.layer
-        sources = transfer.sources
+    def transfer(self, plan: LayerPlan, carrier: SliceCarrier) -> LayerTransfer:
+        """Staging of one layer; nothing is sent yet."""
+        return LayerTransfer(plan, self._moved(plan.moves.layer), self.spare, carrier, ep_rank=self.ep_rank)
+
+    def switch(self, plan: LayerPlan, group: Sequence[int]) -> float:
+        """Puts a group of a staged layer's slots into force, between two steps; all ranks after the same one. Seconds of the copies."""
+        row, local = plan.moves.layer, self.topology.slots_per_gpu
+        own = [slot % local for slot in group if slot // local == self.ep_rank]
         self.counters.flush_layer(row)
         started = self.clock()
-        self.spare.copy_to(self._moved(row), sources)
+        self.spare.copy_to(self._moved(row), {slot: plan.sources[slot] for slot in own})
         copied_s = self.clock() - started
-        if sources:
-            self.experts.refresh(self.tensors[row].layer, sorted(sources))
-        overwrite_layer(self.maps, row, new)
-        self.slots[row] = new.physical_to_logical[row]
+        if own:
+            self.experts.refresh(self.tensors[row].layer, sorted(own))
+        self.slots[row, list(group)] = plan.experts_of(group)
+        placement = Placement.from_physical(self.slots[row : row + 1], self.maps.replica_counts.shape[1])
+        overwrite_layer(self.maps, row, placement, row=0)
         self.picker.placement_changed(row)
         return copied_s
 

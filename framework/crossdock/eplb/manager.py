@@ -12,19 +12,21 @@ Advanced once a step on all ranks. Every transition follows from counts that are
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections import deque
+from collections.abc import Callable, MutableMapping
 
 import attrs
 import torch
 
 from crossdock.engine_seams import AgreedStep
-from crossdock.eplb.background_plan import BackgroundPlan, PlannedMove
+from crossdock.eplb.background import Background
 from crossdock.eplb.ballot import Ballot, Vote
 from crossdock.eplb.history import RebalanceLog, RebalanceProgress
 from crossdock.eplb.jobs import MovingJob, PlanningJob
 from crossdock.eplb.live_placement import LivePlacement
 from crossdock.eplb.load_segments import LoadSegments
-from crossdock.eplb.prediction import Rates, forecast
+from crossdock.eplb.plan_work import PlannedMove, PlanningWork
+from crossdock.eplb.prediction import Rates
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.transfer import SliceCarrier
 from crossdock.errors import CrossdockError, RuntimeFault
@@ -134,38 +136,33 @@ class EplbManager:
             self.log.add(progress, "refused")
         return decision.rebalance
 
-    def _start_planning(self, counts: torch.Tensor) -> BackgroundPlan:
+    def _start_planning(self, counts: torch.Tensor) -> Background[PlannedMove]:
         """A thread with its own copies of everything that it reads."""
-        load, current = ExpertLoad(counts=counts.numpy()), self.live.placement()
-        algo, topology, settings = self.algo, self.live.topology, self.settings
-        slot_bytes = self.live.spare.slot_bytes
-        rates = Rates(
-            step_s=self._step_s,
-            expert_share=settings.expert_share,
-            link_bytes_per_s=settings.link_gbps * 1e9 / 8,
-            copy_bytes_per_s=self._copy_bytes_per_s,
+        settings = self.settings
+        work = PlanningWork(
+            algo=self.algo,
+            load=ExpertLoad(counts=counts.numpy()),
+            topology=self.live.topology,
+            current=self.live.placement(),
+            slot_bytes=self.live.spare.slot_bytes,
+            passes_to_next=settings.interval,
+            rates=Rates(
+                step_s=self._step_s,
+                expert_share=settings.expert_share,
+                link_bytes_per_s=settings.link_gbps * 1e9 / 8,
+                copy_bytes_per_s=self._copy_bytes_per_s,
+            ),
         )
-
-        def make() -> PlannedMove:
-            placement = algo.plan(load, topology, current)
-            judged = forecast(
-                current,
-                placement,
-                load.total,
-                topology,
-                slot_bytes=slot_bytes,
-                passes_to_next=settings.interval,
-                rates=rates,
-            )
-            return PlannedMove(placement=placement, forecast=judged)
-
-        return BackgroundPlan(make).start()
+        return Background(work.run).start("expert planner")
 
     # -- advance
 
     def _advance(self, agreed: AgreedStep) -> None:
         job = self._job
         assert job is not None, "called with a job only"
+        if isinstance(job, MovingJob) and job.groups:
+            self._switch_group(job)
+            return
         vote, problem = job.vote(self.clock())
         if vote is Vote.BUSY and not agreed.has_rows:
             job.wait_briefly(IDLE_WAIT_S)
@@ -177,12 +174,13 @@ class EplbManager:
             if isinstance(job, PlanningJob):
                 self._take_plan(job)
             else:
-                self._switch(job)
+                job.start_switch()
+                self._switch_group(job)
 
     def _give_up(self, job: PlanningJob | MovingJob, why: str) -> None:
         """All ranks together: the layer under way keeps its placement, and a later decision tries again."""
         if isinstance(job, MovingJob):
-            job.transfer.give_up()
+            job.give_up()
             self.carrier.abandon()
             self._must_renew = True
         job.progress.reason = f"{job.progress.reason}; given up: {why}" if job.progress.reason else why
@@ -214,27 +212,36 @@ class EplbManager:
             self._must_renew = False
         rows = self.live.changed_layers(new)
         progress.num_layers = len(rows)
-        self._next_layer(new, rows, progress)
-
-    def _next_layer(self, new: Placement, rows: Sequence[int], progress: RebalanceProgress) -> None:
-        if not rows:
-            self._end(progress, "applied")
-            return
-        self._job = MovingJob(
+        job = MovingJob(
             progress=progress,
             placement=new,
-            transfer=self.live.transfer(rows[0], new, self.carrier, self.settings.max_step_bytes),
-            rows_after=tuple(rows[1:]),
-            deadline=self.clock() + self.settings.late_s,
+            live=self.live,
+            carrier=self.carrier,
+            settings=self.settings,
+            rows=deque(rows),
         )
+        self._next_layer(job)
 
-    def _switch(self, job: MovingJob) -> None:
-        transfer, slot_bytes = job.transfer, self.live.spare.slot_bytes
-        copied_s = self.live.switch(transfer, job.placement)
-        if transfer.sources and copied_s > 0:
-            self._copy_bytes_per_s = len(transfer.sources) * slot_bytes / copied_s
-        job.progress.layer_done(transfer.moves, slot_bytes * self.live.expert_shards)
-        self._next_layer(job.placement, job.rows_after, job.progress)
+    def _next_layer(self, job: MovingJob) -> None:
+        if not job.rows:
+            self._end(job.progress, "applied")
+            return
+        job.start_layer(self.clock())
+        self._job = job
+
+    def _switch_group(self, job: MovingJob) -> None:
+        """One group of slots; with the last one the layer has switched. All ranks have the same groups, so nobody votes."""
+        assert job.transfer is not None, "a layer that switches was staged"
+        plan, slot_bytes = job.transfer.plan, self.live.spare.slot_bytes
+        group = job.groups.popleft()
+        copied_s = self.live.switch(plan, group)
+        own = sum(slot // self.live.topology.slots_per_gpu == self.live.ep_rank for slot in group)
+        if own and copied_s > 0:
+            self._copy_bytes_per_s = own * slot_bytes / copied_s
+        if not job.groups:
+            job.progress.layer_done(plan.moves, slot_bytes * self.live.expert_shards)
+            job.rows.popleft()
+            self._next_layer(job)
 
     def _end(self, progress: RebalanceProgress, outcome: str) -> None:
         self._job = None

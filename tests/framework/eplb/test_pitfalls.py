@@ -117,10 +117,13 @@ def test_block_scales_move_with_quantised_experts() -> None:
     logical = torch.tensor([[0], [1], [2], [3], [0]])
     before = layer_output(live, experts, logical)
     swapped = Placement.from_physical([[3, 1, 2, 0]], num_experts)
-    transfer = live.transfer(0, swapped, LocalCarrier(), 1000)
+    prepared = live.prepare(0, swapped, max_bytes=1000)
+    prepared.wait_briefly(10.0)
+    transfer = live.transfer(prepared.result, LocalCarrier())
     while not transfer.advance():
         pass
-    live.switch(transfer, swapped)
+    for group in transfer.plan.groups:
+        live.switch(transfer.plan, group)
     assert torch.equal(layer_output(live, experts, logical), before)
     assert float(tensors.tensors["gate_up_scale"][0, 0, 0]) == pytest.approx(0.1)
 
