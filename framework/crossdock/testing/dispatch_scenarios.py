@@ -90,10 +90,10 @@ def held_range(layout: Layout, scenario: DispatchScenario, rank: int) -> tuple[i
 
 
 def routed_rows(scenario: DispatchScenario) -> RoutedRows:
-    """Seeded rows and routing; padding has id -1 and NaN in it, so that whoever reads it is found out."""
+    """Seeded rows and routing, the latter the same for every width; padding has id -1 and NaN in it, so that whoever reads it is found out."""
     generator = torch.Generator().manual_seed(scenario.seed)
     total, top_k, experts = sum(scenario.padded_tokens), scenario.top_k, scenario.num_physical_experts
-    hidden = torch.randn(total, scenario.hidden_size, generator=generator)
+    hidden = torch.randn(total, scenario.hidden_size, generator=torch.Generator().manual_seed(scenario.seed + 1000))
     choices = experts if scenario.routing != "first_rank" else scenario.experts_a_rank
     ids = torch.rand(total, choices, generator=generator).argsort(dim=1)[:, :top_k]
     weights = torch.rand(total, top_k, generator=generator) + 0.1

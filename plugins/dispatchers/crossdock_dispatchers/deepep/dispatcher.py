@@ -43,12 +43,24 @@ class _Sent:
     """Event after which the rows are complete, in a split call."""
 
 
+@attrs.define(eq=False)
+class _Wait:
+    """Waits for a transfer, once; nothing where the current stream orders it anyway."""
+
+    call: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        call, self.call = self.call, None
+        if call is not None:
+            call()
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class _Arriving:
-    """A low-latency dispatch under way; what it returns is valid after ``receive``."""
+    """A low-latency dispatch under way; what it returns is valid after ``wait``."""
 
     received: Received
-    receive: Callable[[], None] | None
+    wait: _Wait
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -74,11 +86,11 @@ class _WayBack:
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Returning:
-    """Outputs under way; ``rows`` is valid after ``finish``."""
+    """Outputs under way; ``rows`` is valid after ``wait``."""
 
     num_rows: int
     rows: torch.Tensor
-    finish: Callable[[], None] | None
+    wait: _Wait
 
 
 class DeepEpDispatcher:
@@ -97,6 +109,9 @@ class DeepEpDispatcher:
         self._capabilities = deepep_capabilities(spec.sizes, options, capacity or None)
         self._quantised = options.wire == "fp8" or (options.wire == "auto" and spec.wire_dtype is WireDtype.FP8_BLOCK)
         self._split = spec.max_in_flight > 1
+        # The library has two low-latency buffers, and each send clears the flags of the send before it, which must have arrived by then,
+        # whichever slot it belongs to.
+        self._last_send = _Wait()
         self._library = library
         self._buffer = make_buffer(
             library,
@@ -138,28 +153,27 @@ class DeepEpDispatcher:
         if isinstance(pending.payload, _Sent):
             return self._send_normal(pending.payload, pending.slot)
         arriving: _Arriving = pending.payload
-        if arriving.receive is not None:
-            arriving.receive()
+        arriving.wait()
         return arriving.received
 
     def combine_begin(self, expert_out: torch.Tensor, received: Received) -> Pending:
         way_back: _WayBack = received.way_back
         expert_out = expert_out.to(torch.bfloat16).contiguous()
         if way_back.mode is DispatchMode.LOW_LATENCY:
+            self._last_send()
             rows, _, hook = self._buffer.low_latency_combine(
                 expert_out, way_back.topk_ids, way_back.topk_weights, way_back.handle, return_recv_hook=self._split
             )
-            finish = hook if self._split else None
+            wait = self._last_send = _Wait(hook if self._split else None)
         else:
             rows, _, event = self._buffer.combine(expert_out, way_back.handle, **self._ordering())
-            finish = event.current_stream_wait if self._split else None
-        returning = _Returning(num_rows=way_back.num_rows, rows=rows, finish=finish)
+            wait = _Wait(event.current_stream_wait if self._split else None)
+        returning = _Returning(num_rows=way_back.num_rows, rows=rows, wait=wait)
         return Pending(slot=received.slot, payload=returning)
 
     def combine_end(self, pending: Pending) -> Rows:
         returning: _Returning = pending.payload
-        if returning.finish is not None:
-            returning.finish()
+        returning.wait()
         capabilities = self._capabilities
         rows = returning.rows[: returning.num_rows]
         return Rows(rows, capabilities.output_rows, capabilities.output_owed, self._spec.comms)
@@ -209,6 +223,7 @@ class DeepEpDispatcher:
                 f"dispatch_begin: {num_rows} rows in a low-latency step, its buffers were made for {self._capacity}; "
                 f"set dispatcher.low_latency_rows to {num_rows}"
             )
+        self._last_send()
         payload, counts, handle, _, hook = self._buffer.low_latency_dispatch(
             sent.rows,
             sent.topk_ids,
@@ -229,7 +244,8 @@ class DeepEpDispatcher:
             slot=slot,
             way_back=_WayBack.of(sent, handle),
         )
-        return _Arriving(received=received, receive=hook if self._split else None)
+        self._last_send = _Wait(hook if self._split else None)
+        return _Arriving(received=received, wait=self._last_send)
 
 
 def _some_rows(

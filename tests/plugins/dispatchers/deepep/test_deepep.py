@@ -64,6 +64,7 @@ class PlayedBuffer:
         self.sizes = (nvl_bytes, rdma_bytes, low_latency_mode, num_qps_per_rank)
         self.open_handles: set[int] = set()
         self.calls: list[str] = []
+        self.to_receive = 0
 
     @classmethod
     def set_num_sms(cls, num_sms: int) -> None:
@@ -140,7 +141,7 @@ class PlayedBuffer:
         if use_fp8:
             flat, scales = quantise_rows(packed.nan_to_num().flatten(0, 1).float())
             payload = (flat.view_as(packed), scales.view(EXPERTS_A_RANK, places, -1))
-        return payload, counts, handle, PlayedEvent(), (self._hook if return_recv_hook else None)
+        return payload, counts, handle, PlayedEvent(), self._under_way(return_recv_hook)
 
     def low_latency_combine(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, handle: Any, *, return_recv_hook: bool) -> tuple[Any, ...]:  # fmt: skip
         self._close("low_latency_combine", handle)
@@ -150,10 +151,17 @@ class PlayedBuffer:
             for expert, place in (sources[..., 0] == dist.get_rank()).nonzero().tolist():
                 _, row, k = sources[expert, place].tolist()
                 total[row] += weights[row, k] * rows[expert, place].float()
-        return total.to(torch.bfloat16), PlayedEvent(), (self._hook if return_recv_hook else None)
+        return total.to(torch.bfloat16), PlayedEvent(), self._under_way(return_recv_hook)
 
-    def _hook(self) -> None:
-        self.calls.append("hook")
+    def _under_way(self, return_recv_hook: bool) -> Callable[[], None] | None:
+        """A send clears the flags of the one before it: that one must have been received."""
+        assert self.to_receive == 0, "sent again before the last send was received"
+        self.to_receive = int(return_recv_hook)
+        return self._receive if return_recv_hook else None
+
+    def _receive(self) -> None:
+        self.to_receive -= 1
+        self.calls.append("receive")
 
     def _open(self, call: str, handle: Any) -> None:
         self.calls.append(call)
@@ -228,11 +236,10 @@ def test_a_round_trip_gives_the_weighted_sum(
         assert calls == [f"{protocol}dispatch", f"{protocol}combine"]
 
 
-def alternate(context: RankContext, order: str) -> list[float]:
-    """Two micro-batches in flight, one in each protocol; letters as in the conformance kit."""
+def alternate(context: RankContext, order: str, modes: dict[str, DispatchMode]) -> list[float]:
+    """Two micro-batches in flight, each in its protocol; letters as in the conformance kit."""
     _, dispatcher = played_dispatcher(context, DeepEpOptions(), SCENARIO, in_flight=2)
     errors: list[float] = []
-    modes = {"a": DispatchMode.NORMAL, "b": DispatchMode.LOW_LATENCY}
     flights = {letter: Flight(context, dispatcher, SCENARIO, slot=slot) for slot, letter in enumerate(modes)}
 
     def begin(letter: str) -> None:
@@ -252,9 +259,12 @@ def alternate(context: RankContext, order: str) -> list[float]:
     return errors
 
 
-@pytest.mark.parametrize("order", ["ababab", "abbaab", "aabbab"])
-def test_both_protocols_may_be_in_flight_at_once(order: str, rank_pool: Callable[[int], RankPool]) -> None:
-    for errors in rank_pool(2).run(alternate, order):
+@pytest.mark.parametrize("order", ["ababab", "abbaab", "aabbab", "abbbaa"])
+@pytest.mark.parametrize("first", list(DispatchMode))
+def test_any_protocols_may_be_in_flight_at_once(
+    first: DispatchMode, order: str, rank_pool: Callable[[int], RankPool]
+) -> None:
+    for errors in rank_pool(2).run(alternate, order, {"a": first, "b": DispatchMode.LOW_LATENCY}):
         assert len(errors) == 2
         assert max(errors) <= TOLERANCES["bf16"]
 

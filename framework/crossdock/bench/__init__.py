@@ -1,0 +1,1 @@
+"""Benchmarks of one part of a selection, and of the engine without HTTP."""
