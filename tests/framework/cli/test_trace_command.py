@@ -43,17 +43,17 @@ def test_each_rank_has_its_numbers(files: list[str], capsys: pytest.CaptureFixtu
     assert main(["trace", "summary", *files, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["rank"], row["passes"], row["wall_us"], row["exposed_us"]) for row in rows] == [
-        (0, 2, 100.0, 20.0),
-        (1, 2, 100.0, 20.0),
+        (0, 2, 100.0, 40.0),
+        (1, 2, 100.0, 40.0),
     ]
-    assert rows[0]["overlap_ratio"] == pytest.approx(0.75)
+    assert rows[0]["overlap_ratio"] == pytest.approx(0.6)
     assert rows[0]["bubble"] == pytest.approx(0.2)
 
 
 def test_people_get_a_table_and_a_picture(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "lanes.svg"
     assert main(["trace", "summary", *files, "--svg", str(picture)]) == 0
-    assert "0.750" in capsys.readouterr().out
+    assert "0.600" in capsys.readouterr().out
     assert picture.read_text().startswith("<svg")
 
 
