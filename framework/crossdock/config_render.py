@@ -63,7 +63,13 @@ def render_config(loaded: LoadedConfig, *, resolved: bool) -> str:
 
 def config_differences(first: Config, second: Config) -> tuple[str, ...]:
     """One line a value that differs after resolving: ``path: a -> b``."""
-    left, right = (_flat(config_tables(resolved_config(config)), "") for config in (first, second))
+    left, right = (config_tables(resolved_config(config)) for config in (first, second))
+    return table_differences(left, right)
+
+
+def table_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line a value that differs between two nested tables: ``path: a -> b``."""
+    left, right = _flat(first, ""), _flat(second, "")
     lines: list[str] = []
     for path in dict.fromkeys([*left, *right]):
         before, after = left.get(path, "unset"), right.get(path, "unset")

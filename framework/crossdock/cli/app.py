@@ -61,6 +61,12 @@ def _trace() -> Any:
     return trace_app
 
 
+def _receipt() -> Any:
+    from crossdock.cli.receipt import receipt_app
+
+    return receipt_app
+
+
 def _env() -> Any:
     from crossdock.cli.env import env
 
@@ -91,6 +97,7 @@ COMMANDS: dict[str, Command] = {
     "plugins": Command(help="List, check and write plugins.", load=_plugins),
     "config": Command(help="Show, validate and compare configurations.", load=_config),
     "trace": Command(help="Numbers and a picture of recorded timelines.", load=_trace),
+    "receipt": Command(help="Compare receipts.", load=_receipt),
     "env": Command(help="What this environment can run, and which optional packages fit.", load=_env),
 }
 
