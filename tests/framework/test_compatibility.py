@@ -282,3 +282,11 @@ def test_checking_a_selection_imports_no_torch() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("weights", "first"), [("native", "triton"), ("fp8_block", "deep_gemm")])
+def test_auto_tries_the_experts_first_that_are_fastest_for_the_weights(weights: str, first: str) -> None:
+    assert MODEL.moe is not None
+    model = attrs.evolve(MODEL, moe=attrs.evolve(MODEL.moe, weight_dtype=weights))
+    passed = selection_of("experts.name=auto", model=model).plugin("experts").passed_over
+    assert passed[0].name == first
