@@ -18,6 +18,7 @@ from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, Iterabl
 from cattrs.gen import make_dict_structure_fn
 
 from crossdock.errors import ConfigValueError
+from crossdock.option_values import describe, strict, structure_enum, structure_mapping
 
 T = TypeVar("T")
 _READ: ContextVar[list[object] | None] = ContextVar("options_read", default=None)
@@ -126,29 +127,6 @@ def _join(where: str, name: str) -> str:
     return f"{where}{name}" if name.startswith("[") else f"{where} {name}" if where.endswith("]") else f"{where}.{name}"
 
 
-def _describe(value: object) -> str:
-    words: dict[type[Any], str] = {
-        bool: "a boolean",
-        int: "an integer",
-        float: "a number",
-        str: "a string",
-        list: "a list",
-        dict: "a table",
-    }
-    return f"{value!r} ({words.get(type(value), type(value).__name__)})"
-
-
-def _strict(kind: type[Any], accepted: tuple[type[Any], ...], wanted: str) -> Callable[[object, type[Any]], Any]:
-    """A hook that takes a value only when it already has the type: no ``"4"`` for 4, no ``true`` for 1."""
-
-    def structure(value: object, _: type[Any]) -> Any:
-        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise TypeError(f"expected {wanted}, found {_describe(value)}")
-        return kind(value)
-
-    return structure
-
-
 def _structure_union(value: object, union: Any) -> Any:
     """``X | None`` and unions of scalars: the first member that takes the value as it is."""
     members = get_args(union)
@@ -166,7 +144,7 @@ def _structure_union(value: object, union: Any) -> Any:
     if len(members) == 2 and type(None) in members:
         return _CONVERTER.structure(value, members[0] if members[1] is type(None) else members[1])
     wanted = " or ".join(getattr(member, "__name__", str(member)) for member in members if member is not type(None))
-    raise TypeError(f"expected {wanted}, found {_describe(value)}")
+    raise TypeError(f"expected {wanted}, found {describe(value)}")
 
 
 def _structure_literal(value: object, literal: Any) -> Any:
@@ -179,26 +157,12 @@ def _structure_literal(value: object, literal: Any) -> Any:
     raise ValueError(f"expected one of {listed}, found {value!r}{hint}")
 
 
-def _structure_enum(value: object, kind: type[enum.Enum]) -> enum.Enum:
-    for member in kind:
-        if type(member.value) is type(value) and member.value == value:
-            return member
-    listed = ", ".join(repr(member.value) for member in kind)
-    raise ValueError(f"expected one of {listed}, found {value!r}")
-
-
 def _structure_tuple(value: object, kind: Any) -> tuple[Any, ...]:
     """``tuple[X, ...]`` from a TOML list; a bare string is a mistake, not a list of characters."""
     if not isinstance(value, list | tuple):
-        raise TypeError(f"expected a list, found {_describe(value)}")
+        raise TypeError(f"expected a list, found {describe(value)}")
     element_list: Any = types.GenericAlias(list, (get_args(kind)[0],))
     return tuple(_CONVERTER.structure(cast("Sequence[Any]", value), element_list))
-
-
-def _structure_mapping(value: object, kind: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"expected a table, found {_describe(value)}")
-    return dict(cast("Mapping[str, Any]", value))
 
 
 def _attrs_hook(cls: type[Any], converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
@@ -206,7 +170,7 @@ def _attrs_hook(cls: type[Any], converter: cattrs.Converter) -> Callable[[Any, A
 
     def structure(value: Any, kind: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise TypeError(f"expected a table, found {_describe(value)}")
+            raise TypeError(f"expected a table, found {describe(value)}")
         table = cast("Mapping[str, Any]", value)
         try:
             return generated(table, kind)
@@ -245,14 +209,14 @@ def _origin(kind: Any) -> Any:
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=True, forbid_extra_keys=True)
     by_predicate = converter.register_structure_hook_func
-    converter.register_structure_hook(bool, _strict(bool, (bool,), "true or false"))
-    converter.register_structure_hook(int, _strict(int, (int,), "an integer"))
-    converter.register_structure_hook(float, _strict(float, (int, float), "a number"))
-    converter.register_structure_hook(str, _strict(str, (str,), "a string"))
+    converter.register_structure_hook(bool, strict(bool, (bool,), "true or false"))
+    converter.register_structure_hook(int, strict(int, (int,), "an integer"))
+    converter.register_structure_hook(float, strict(float, (int, float), "a number"))
+    converter.register_structure_hook(str, strict(str, (str,), "a string"))
     by_predicate(lambda kind: _origin(kind) is typing.Literal, _structure_literal)
-    by_predicate(lambda kind: isinstance(kind, type) and issubclass(kind, enum.Enum), _structure_enum)
+    by_predicate(lambda kind: isinstance(kind, type) and issubclass(kind, enum.Enum), structure_enum)
     by_predicate(lambda kind: _origin(kind) is tuple and get_args(kind)[-1] is Ellipsis, _structure_tuple)
-    by_predicate(lambda kind: _origin(kind) in (Mapping, dict), _structure_mapping)
+    by_predicate(lambda kind: _origin(kind) in (Mapping, dict), structure_mapping)
     by_predicate(lambda kind: _origin(kind) in (typing.Union, types.UnionType), _structure_union)
 
     def attrs_factory(cls: type[Any]) -> Callable[[Any, Any], Any]:
