@@ -24,7 +24,7 @@ from crossdock.types.comm import Comms, GroupComm
 from crossdock.types.location import Picker, PickerSpec
 from crossdock.types.placement import Placement, Topology
 from crossdock_eplb_algos._shared.copy_table import copy_table, loads_without_choice
-from crossdock_eplb_algos._shared.kernels.copy_picks_torch import expert_counts
+from crossdock_eplb_algos._shared.kernels.copy_picks import expert_counts
 from crossdock_eplb_algos._shared.kernels.even_shares import even_shares_compiled
 from crossdock_eplb_algos._shared.kernels.water_fill import WaterFill, shares_of_table
 from crossdock_eplb_algos._shared.layer_copies import layer_copies

@@ -38,11 +38,18 @@ from crossdock.types.request import SamplingParams
 PROMPTS = [[(7 * place + 3 * index) % 96 for place in range(length)] for index, length in enumerate((24, 1, 31, 28, 9))]
 
 
-def on_gpu(config: Config, eplb: EplbConfig, options: argparse.Namespace, picker: str = "dynamic") -> Config:
+EXACT = {"experts": PluginChoice(name="torch"), "attention": PluginChoice(name="torch")}
+"""Back ends without tf32."""
+
+
+def on_gpu(
+    config: Config, eplb: EplbConfig, options: argparse.Namespace, picker: str = "dynamic", **backends: PluginChoice
+) -> Config:
     return attrs.evolve(
         config,
         launch=LaunchConfig(device=options.device),
         eplb=attrs.evolve(eplb, transport=options.transport),
+        **backends,
         eplb_algo=PluginChoice(name="global"),
         expert_location=PluginChoice(name=picker),
     )
@@ -51,14 +58,14 @@ def on_gpu(config: Config, eplb: EplbConfig, options: argparse.Namespace, picker
 def equality(context: RankContext, folder: Path, options: argparse.Namespace, dispatcher: str, picker: str) -> Any:
     """Largest difference of logits from one GPU without balancing, relative to the largest logit; and what moved."""
     model = write_random_model(folder / f"small-{context.rank}", hidden_size=128, moe_intermediate_size=128)
-    single = on_gpu(random_model_config(model), EplbConfig(), options)
+    single = on_gpu(random_model_config(model), EplbConfig(), options, **EXACT)
     job = logits_job(model, PROMPTS, single)
     expected = run_job_on_rank(job, plan_rank(job.config, 0), local_comms()).logits
     config = random_model_config(
         model, ranks=2, attn_dp=2, dispatcher=dispatcher, chunk_tokens=1, max_step_tokens=4, max_running_requests=2
     )
     eplb = EplbConfig(enabled=True, slots=12, interval=1, max_step_bytes=1_000_000, canary=True)
-    found = balanced_job_on_rank(context, logits_job(model, PROMPTS, on_gpu(config, eplb, options, picker)))
+    found = balanced_job_on_rank(context, logits_job(model, PROMPTS, on_gpu(config, eplb, options, picker, **EXACT)))
     worst = [
         float(np.abs(array - expected[rid]).max() / np.abs(expected[rid]).max())
         for rid, array in found.result.logits.items()

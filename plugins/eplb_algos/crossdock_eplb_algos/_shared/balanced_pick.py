@@ -13,8 +13,7 @@ import torch
 
 from crossdock_eplb_algos._shared.copy_table import CopyTable, copy_table
 from crossdock_eplb_algos._shared.kernels.copy_ends import own_ends, whole_ends
-from crossdock_eplb_algos._shared.kernels.copy_picks import copy_picks
-from crossdock_eplb_algos._shared.kernels.copy_picks_torch import expert_counts
+from crossdock_eplb_algos._shared.kernels.copy_picks import copy_picks, expert_counts
 from crossdock_eplb_algos._shared.kernels.even_shares import even_shares
 from crossdock_eplb_algos._shared.kernels.water_fill import WaterFill, shares_of_table
 from crossdock_eplb_algos._shared.layer_copies import LayerCopies, layer_copies

@@ -10,8 +10,8 @@ from crossdock.types.placement import Placement, Topology
 from crossdock_eplb_algos._shared.copy_table import CopyTable, copy_table, tokens_of_rows
 from crossdock_eplb_algos._shared.kernels.copy_ends import own_ends_compiled, whole_ends_compiled
 from crossdock_eplb_algos._shared.kernels.copy_ends_torch import own_ends_torch, whole_ends_torch
-from crossdock_eplb_algos._shared.kernels.copy_picks import copy_picks_compiled
-from crossdock_eplb_algos._shared.kernels.copy_picks_torch import copy_picks_torch, expert_counts
+from crossdock_eplb_algos._shared.kernels.copy_picks import copy_picks_compiled, expert_counts_compiled
+from crossdock_eplb_algos._shared.kernels.copy_picks_torch import copy_picks_torch, expert_counts_torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +85,7 @@ def test_what_leaves_a_rank_stays_on_its_machine_where_it_can() -> None:
 def test_tokens_go_to_copies_in_the_order_of_the_batch() -> None:
     table = table_of(SLOTS, 4)
     ids = torch.tensor([[0, 1], [0, -1], [-1, -1], [0, 2], [1, 0]], device=DEVICE)
-    counts = expert_counts(ids, 4)
+    counts = expert_counts_torch(ids, 4)
     assert counts.tolist() == [4, 2, 1, 0]
     by_rank = {0: [1, 2, 2, 4], 1: [0, 2, 2, 2], 2: [1, 1, 1, 1]}
     ends = torch.zeros_like(table.slots)
@@ -99,25 +99,26 @@ def test_no_row_and_only_padding_are_fine() -> None:
     table = table_of(SLOTS, 4)
     for ids in (torch.empty((0, 2), dtype=torch.int64), torch.full((3, 2), -1)):
         ids = ids.to(DEVICE)
-        counts = expert_counts(ids, 4)
+        counts = expert_counts_torch(ids, 4)
         assert counts.tolist() == [0, 0, 0, 0]
         assert torch.equal(copy_picks_torch(ids, counts, torch.zeros_like(table.slots), table), ids)
 
 
 @needs_triton
-@pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 150])
+@pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 300])
 @pytest.mark.parametrize("slots", [SLOTS, [*range(12)]], ids=["copies", "no copies"])
 def test_the_kernels_round_match_and_pick_as_torch_does(rows: int, slots: list[int]) -> None:
     num_experts = max(slots) + 1
     table = table_of(slots, num_experts)
     generator = torch.Generator().manual_seed(rows)
     ids = [torch.randint(-1, num_experts, (rows + rank, 1), generator=generator).to(DEVICE) for rank in range(4)]
-    counts = torch.stack([expert_counts(each, num_experts) for each in ids])
+    counts = torch.stack([expert_counts_torch(each, num_experts) for each in ids])
     totals = counts.sum(0)
     shares = drawn_shares(table, tokens_of_rows(table, totals), rows)
     ends = whole_ends_torch(shares, tokens_of_rows(table, totals))
     assert torch.equal(whole_ends_compiled(shares, totals, table), ends)
     for rank, own_ids in enumerate(ids):
+        assert torch.equal(expert_counts_compiled(own_ids, num_experts), counts[rank])
         own = own_ends_torch(ends, tokens_of_rows(table, counts), rank, 2)
         assert torch.equal(own_ends_compiled(ends, counts, table, rank, 2), own)
         picks = copy_picks_torch(own_ids, counts[rank], own, table)

@@ -7,8 +7,8 @@ import torch
 from crossdock_eplb_algos._shared.copy_table import CopyTable
 
 
-def expert_counts(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """[E] int64 how often each logical expert is chosen; -1 is not counted. Unlike ``bincount``, no host sync."""
+def expert_counts_torch(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """[E] int64 how often each logical expert is chosen; -1 is not counted."""
     ids = topk_ids.reshape(-1) + 1
     counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=ids.device)
     return counts.scatter_add_(0, ids, torch.ones_like(ids))[1:]

@@ -1,11 +1,24 @@
 # mypy: ignore-errors
 # pyright: basic
-"""``copy_picks``: one program a block of choices, which looks through all choices before it."""
+"""``copy_picks``: one program a block of choices, which looks through all choices before it. And the counts of all choices."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def expert_counts_kernel(ids_ptr, counts_ptr, num_ids, num_experts, block: tl.constexpr, bins: tl.constexpr):
+    # ids [n] int64 (-1 none) -> counts [E] int64. One program: a histogram of shared memory, block by block.
+    lane = tl.arange(0, block)
+    bin = tl.arange(0, bins)
+    counts = tl.zeros([bins], dtype=tl.int32)
+    for begin in range(0, num_ids, block):
+        ids = tl.load(ids_ptr + begin + lane, mask=begin + lane < num_ids, other=-1)
+        # What names no expert goes to the last bin, behind all of them.
+        counts += tl.histogram(tl.where(ids < 0, bins - 1, ids).to(tl.int32), bins)
+    tl.store(counts_ptr + bin, counts.to(tl.int64), mask=bin < num_experts)
 
 
 @triton.jit
@@ -20,6 +33,7 @@ def copy_picks_kernel(
     num_rows,
     num_ranks,
     block: tl.constexpr,
+    others_block: tl.constexpr,
     ranks_block: tl.constexpr,
 ):
     # ids [n] int64, ends [M, R] int64, row_of_expert and first_slot [E], slots [M, R] int64 -> picks [n] int64.
@@ -29,12 +43,13 @@ def copy_picks_kernel(
     ids = tl.load(ids_ptr + own, mask=own < num_ids, other=-1)
 
     # How many earlier choices name the same expert.
-    place = tl.zeros([block], dtype=tl.int64)
-    for begin in range(0, first + block, block):
-        other = begin + lane
+    place = tl.zeros([block], dtype=tl.int32)
+    others = tl.arange(0, others_block)
+    for begin in range(0, first + block, others_block):
+        other = begin + others
         seen = tl.load(ids_ptr + other, mask=other < num_ids, other=-2)
         same = (seen[None, :] == ids[:, None]) & (other[None, :] < own[:, None])
-        place += tl.sum(same.to(tl.int64), axis=1)
+        place += tl.sum(same.to(tl.int32), axis=1)
 
     # The first copy that has room for that one.
     known = tl.maximum(ids, 0)

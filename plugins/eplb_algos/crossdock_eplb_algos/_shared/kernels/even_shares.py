@@ -9,7 +9,7 @@ import importlib.util
 import torch
 
 from crossdock_eplb_algos._shared.copy_table import CopyTable, loads_without_choice, tokens_of_rows
-from crossdock_eplb_algos._shared.kernels.even_shares_torch import MOMENTUM, NEWTON_STEPS, STEPS, even_shares_torch
+from crossdock_eplb_algos._shared.kernels.even_shares_torch import MOMENTUM, NEWTON_STEPS, even_shares_torch, num_steps
 
 MOST_CELLS = 1 << 15
 """Rows times ranks, both rounded up to powers of two, that one program can keep in registers."""
@@ -26,7 +26,8 @@ def even_shares(tokens: torch.Tensor, table: CopyTable) -> torch.Tensor:
     if has_kernels(tokens.device) and _block(table.num_rows) * _block(table.num_ranks) <= MOST_CELLS:
         return even_shares_compiled(tokens, table)
     base = loads_without_choice(table, tokens).to(torch.float32)
-    return even_shares_torch(tokens_of_rows(table, tokens).to(torch.float32), base, table.slots >= 0)
+    steps = num_steps(table.only_experts.shape[1])
+    return even_shares_torch(tokens_of_rows(table, tokens).to(torch.float32), base, table.slots >= 0, steps)
 
 
 def even_shares_compiled(tokens: torch.Tensor, table: CopyTable) -> torch.Tensor:
@@ -50,7 +51,7 @@ def even_shares_compiled(tokens: torch.Tensor, table: CopyTable) -> torch.Tensor
         num_ranks,
         num_slots,
         MOMENTUM,
-        steps=STEPS,
+        steps=num_steps(num_slots),
         newton_steps=NEWTON_STEPS,
         rows_block=rows_block,
         ranks_block=ranks_block,
