@@ -21,7 +21,7 @@ class LinearTile:
 
 
 LINE_BYTES = 128
-TILE = LinearTile(columns=8, inner=512, warps=4)
+TILE = LinearTile(columns=4, inner=1024, warps=4)
 
 
 def few_rows_linear(

@@ -19,10 +19,21 @@ from crossdock_attention.attention.triton.kernels.paged_decode import DecodeTile
 from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
 from crossdock_attention.attention.triton.kernels.prefill import PrefillTile, prefill, query_blocks
 from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
-from crossdock_attention.attention.triton.kernels.prefill_whole import prefill_whole
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 PREFILL_SHAPES = {"gqa 32/4 x 128": (32, 4, 128, 128), "mla 16 x 192/128": (16, 16, 192, 128)}
+PREFILL_TILES = (
+    (128, 128, 8, 3),
+    (128, 128, 8, 2),
+    (128, 64, 8, 3),
+    (64, 64, 4, 2),
+    (64, 64, 4, 3),
+    (64, 128, 4, 2),
+    (256, 64, 16, 2),
+    (256, 64, 16, 3),
+    (256, 32, 16, 3),
+)
+"""Query rows, context tokens, warps, stages."""
 SEQUENCES, LENGTH, PAGE = 4, 4096, 64
 DECODE_CASES = ((1, 256), (1, 4096), (32, 256), (32, 4096), (256, 256))
 """Rows, context."""
@@ -108,31 +119,18 @@ def prefill_case(heads: int, key_heads: int, key_dim: int, value_dim: int) -> di
         results[name] = value
         print(name, value, flush=True)
 
-    for tokens, warps, stages in ((64, 8, 2), (64, 8, 3), (64, 4, 3), (128, 8, 2), (128, 8, 3)):
+    for block_rows, tokens, warps, stages in PREFILL_TILES:
         tile = PrefillTile(tokens=tokens, warps=warps, stages=stages)
-        note(
-            f"packed {tokens} w{warps} s{stages}",
-            measured(lambda t=tile: prefill(q, k, v, out, blocks, scale, kv_starts=starts, tile=t)),
-        )
+        cut = torch.tensor(query_blocks(spans, block_rows), dtype=torch.int32, device=device)
+
+        def packed(t: PrefillTile = tile, c: torch.Tensor = cut, n: int = block_rows) -> None:
+            prefill(q, k, v, out, c, scale, kv_starts=starts, tile=t, block_rows=n)
+
+        note(f"packed {block_rows} x {tokens} w{warps} s{stages}", measured(packed))
     tile = PrefillTile(tokens=64, warps=8, stages=3)
     note(
-        "paged 64 w8 s3",
+        "paged 128 x 64 w8 s3",
         measured(lambda: prefill(q, k, v, out, blocks, scale, page_table=table, page_tokens=PAGE, tile=tile)),
-    )
-    for tokens, stages in ((64, 2), (64, 3), (64, 4), (128, 2)):
-        note(
-            f"whole packed {tokens} s{stages}",
-            measured(
-                lambda t=tokens, s=stages: prefill_whole(
-                    q, k, v, out, blocks, scale, tokens=t, kv_starts=starts, stages=s
-                )
-            ),
-        )
-    note(
-        "whole paged 64 s3",
-        measured(
-            lambda: prefill_whole(q, k, v, out, blocks, scale, tokens=64, page_table=table, page_tokens=PAGE, stages=3)
-        ),
     )
     for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
         started_s = time.perf_counter()

@@ -167,8 +167,9 @@ def test_query_blocks_cover_each_row_once_longest_context_first() -> None:
 
 
 def test_splits_fill_the_device_without_cutting_below_a_block() -> None:
-    assert choose_splits(1, 4, 10_000, 64) == 64
+    assert choose_splits(1, 4, 10_000, 64) == 32
     assert choose_splits(256, 4, 10_000, 64) == 1
+    assert choose_splits(32, 4, 10_000, 64) == 4
     assert choose_splits(1, 4, 65, 64) == 2
     assert choose_splits(1, 4, 1, 64) == 1
 

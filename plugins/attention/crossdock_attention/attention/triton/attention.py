@@ -77,12 +77,14 @@ class TritonAttention:
             return self._decode(q, layer, plan.decode, NewRows(k=keys, v=v, slots=slots))
         store_rows(slots, (k,) if v is None else (k, v), layer.cache)
         value_dim = layer.kv.v_head_dim if layer.w_uv is None else layer.w_uv.shape[2]
-        out = q.new_zeros(q.shape[0], layer.num_heads, value_dim)
+        # Padded rows of the result are zero; without any, every row is written below.
+        empty = q.new_empty if plan.live_rows == q.shape[0] else q.new_zeros
+        out = empty(q.shape[0], layer.num_heads, value_dim)
         if plan.decode is not None and plan.decode.rows is not None:
             rows = plan.decode.rows
             out.index_copy_(0, rows, self._decode(q.index_select(0, rows), layer, plan.decode, None))
         if plan.prefill is not None:
-            self._prefill(q, k, out, layer, plan.prefill, metadata.batch)
+            self._prefill(q, (k, v), out, layer, plan.prefill, metadata.batch)
         return out
 
     def _decode(self, q: torch.Tensor, layer: AttentionLayer, rows: DecodeRows, new: NewRows | None) -> torch.Tensor:
@@ -107,13 +109,17 @@ class TritonAttention:
     def _prefill(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor | None],
         out: torch.Tensor,
         layer: AttentionLayer,
         rows: PrefillRows,
         batch: ForwardBatch,
     ) -> None:
-        if layer.kv.kind == "gqa":
+        k, v = new
+        if v is not None and rows.is_fresh:
+            prefill(q, k, v, out, rows.blocks, layer.scale, kv_starts=rows.first_rows)
+            return
+        if v is not None:
             k_rows, v_rows = (pool.flatten(0, 1) for pool in layer.cache)
             page_tokens = self._spec.page_tokens
             prefill(

@@ -12,8 +12,9 @@ from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers
 
 MOST_TILE_ROWS = 8
+TILE_ELEMENTS = 16384
 WARPS = 16
-"""512 threads with a tile of 8 x 1024 bf16: 32 bytes each on the way, so that 24 multiprocessors can fill the link."""
+"""512 threads with a tile of 8 x 2048 bf16: 64 bytes each on the way, so that 24 multiprocessors can fill the link."""
 
 
 @attrs.frozen(kw_only=True)
@@ -25,12 +26,12 @@ class CopyTile:
 
 
 def copy_tile(bucket: int, programs: int, hidden_size: int) -> CopyTile:
-    """Whole rows while every program has one at most, else several rows of 1024 elements."""
+    """Whole rows while every program has one at most, else several rows of 2048 elements."""
     rows = 1
     while rows < MOST_TILE_ROWS and 2 * rows * programs <= bucket:
         rows *= 2
     whole = 1 << (hidden_size - 1).bit_length()
-    return CopyTile(rows=rows, columns=min(whole, 8192 // rows))
+    return CopyTile(rows=rows, columns=min(whole, TILE_ELEMENTS // rows))
 
 
 def put_rows(

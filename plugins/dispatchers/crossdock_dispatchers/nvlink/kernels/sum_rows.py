@@ -7,8 +7,11 @@ from __future__ import annotations
 import torch
 from crossdock.errors import DispatchMisuse
 
-from crossdock_dispatchers.nvlink.kernels.put_rows import WARPS, copy_tile
+from crossdock_dispatchers.nvlink.kernels.put_rows import copy_tile
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers
+
+WARPS = 32
+"""Twice those of a put: a sum waits for two loads an element."""
 
 
 def sum_rows(

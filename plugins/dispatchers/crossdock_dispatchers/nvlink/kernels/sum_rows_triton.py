@@ -148,9 +148,6 @@ def sum_rows_kernel(
                 rows_block,
                 block,
             )
-            signal_and_wait(
-                peer_flags, my_flags, my_rank, program * chunks + chunk, flag_stride, world, synchronise, False
-            )
         if reduce and chunk > 0:
             signal_and_wait(
                 peer_flags, my_flags, my_rank, program * chunks + chunk - 1, flag_stride, world, False, synchronise
@@ -173,4 +170,9 @@ def sum_rows_kernel(
                 top_k_block,
                 rows_block,
                 block,
+            )
+        if put and chunk < chunks:
+            # Told only now: the stores were on their way while the chunk before was summed, so the release has little to wait for.
+            signal_and_wait(
+                peer_flags, my_flags, my_rank, program * chunks + chunk, flag_stride, world, synchronise, False
             )

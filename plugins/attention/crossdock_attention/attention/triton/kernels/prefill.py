@@ -25,7 +25,7 @@ class PrefillTile:
     """Some warps fetch while the others compute."""
 
 
-PACKED_TILE = PrefillTile(tokens=128, warps=8, stages=2)
+PACKED_TILE = PrefillTile(tokens=128, warps=8, stages=3)
 PAGED_TILE = PrefillTile(tokens=64, warps=8, stages=3)
 
 
@@ -109,7 +109,7 @@ def prefill(
         rows_block=block_rows,
         tokens_block=tile.tokens,
         specialise=tile.specialise,
-        num_warps=tile.warps if block_rows >= 128 else 4,
+        num_warps=tile.warps,
         num_stages=tile.stages,
     )
 

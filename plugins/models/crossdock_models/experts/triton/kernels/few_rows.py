@@ -23,8 +23,9 @@ class FewTile:
     down_warps: int
 
 
-FEW_TILE = FewTile(gate_columns=8, gate_inner=512, gate_warps=4, down_columns=8, down_inner=1024, down_warps=4)
-MOST_ROWS = 2
+ONE_ROW_TILE = FewTile(gate_columns=4, gate_inner=512, gate_warps=4, down_columns=8, down_inner=1024, down_warps=8)
+FEW_TILE = FewTile(gate_columns=8, gate_inner=256, gate_warps=4, down_columns=8, down_inner=256, down_warps=4)
+MOST_ROWS = 4
 """Above, rows begin to share experts, and each matrix should be read once for all of them."""
 
 
@@ -34,7 +35,7 @@ def few_rows_swiglu(
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    tile: FewTile = FEW_TILE,
+    tile: FewTile | None = None,
 ) -> torch.Tensor:
     """rows [R, H], local_ids [R, K] int64 (-1 = none), weights [R, K] float32, all contiguous -> [R, H] as ``grouped_swiglu``.
 
@@ -44,6 +45,7 @@ def few_rows_swiglu(
     from crossdock_models.experts.triton.kernels.few_rows_triton import few_down_kernel, few_gate_up_kernel
 
     num_rows, top_k = local_ids.shape
+    tile = tile or (ONE_ROW_TILE if num_rows == 1 else FEW_TILE)
     hidden_size, inner_size = down.shape[1], down.shape[2]
     activated = torch.empty(num_rows * top_k, inner_size, dtype=rows.dtype, device=rows.device)
     few_gate_up_kernel[(-(-inner_size // tile.gate_columns), num_rows * top_k)](
