@@ -94,7 +94,7 @@ def test_a_selection_that_fits_has_no_finding() -> None:
         ({"env": {"dtype": "float16"}}, "dtype_not_supported"),
         ({"dispatcher": {"phases": frozenset({"decode"})}}, "phase_not_supported"),
         ({"dispatcher": {"capacity_rows_per_rank": 15}}, "capacity_too_small"),
-        ({"dispatcher": {"layouts": frozenset({ReceiveLayout.EXPERT_MAJOR})}}, "layout_not_accepted"),
+        ({"dispatcher": {"layouts": frozenset({ReceiveLayout.FLAT})}}, "layout_not_accepted"),
         ({"dispatcher": {"wire_dtypes": frozenset({WireDtype.FP8_BLOCK})}}, "wire_dtype_not_supported"),
         (
             {"dispatcher": {"rank_invariant_picks_needed": True}, "expert_location": {"rank_invariant": False}},
@@ -128,6 +128,12 @@ def test_the_needed_capacity_is_a_number_that_works() -> None:
 def test_rows_by_token_suit_experts_that_take_sorted_rows_because_the_core_sorts_them() -> None:
     assert codes(experts={"layouts": (ReceiveLayout.FLAT,)}) == []
     assert codes(experts={"layouts": (ReceiveLayout.EXPERT_MAJOR,)}) == ["layout_not_accepted"]
+
+
+def test_every_layout_of_a_dispatcher_with_two_protocols_must_be_taken() -> None:
+    both = {"layouts": frozenset({ReceiveLayout.TOKEN_ROWS, ReceiveLayout.EXPERT_MAJOR})}
+    assert codes(dispatcher=both, experts={"layouts": (ReceiveLayout.TOKEN_ROWS,)}) == []
+    assert codes(dispatcher=both, experts={"layouts": (ReceiveLayout.FLAT,)}) == ["layout_not_accepted"]
 
 
 def test_one_rank_needs_no_rank_invariance() -> None:

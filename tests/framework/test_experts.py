@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 from crossdock.errors import PluginDeclined, SelectionRefused
-from crossdock.experts import PermutingExperts, adapt_experts, layouts_needed, make_experts
-from crossdock.types.dispatch import Received, ReceiveLayout
+from crossdock.experts import PermutingExperts, adapt_experts, agreed_wire, layouts_needed, make_experts
+from crossdock.types.dispatch import DispatcherCapabilities, Received, ReceiveLayout, WireDtype
 from crossdock.types.experts import ExpertsCapabilities, ExpertsSpec, ExpertTensors
+from crossdock.types.layout import COMPLETE, LOCAL_ROWS
 
 EXPERTS = 3
 BY_TOKEN = frozenset({ReceiveLayout.TOKEN_ROWS})
@@ -95,3 +96,52 @@ def test_experts_that_do_not_serve_an_activation_decline() -> None:
     )
     with pytest.raises(PluginDeclined, match="torch"):
         make_experts("torch", {}, spec)
+
+
+def test_rows_in_places_become_rows_by_token_for_experts_that_take_these() -> None:
+    seen: list[Received] = []
+
+    class ByToken:
+        capabilities = ExpertsCapabilities(layouts=(ReceiveLayout.TOKEN_ROWS,))
+
+        def run(self, layer: int, received: Received, sm_budget: int | None = None) -> torch.Tensor:
+            seen.append(received)
+            return received.rows * 2
+
+    adapted = adapt_experts(ByToken(), frozenset({ReceiveLayout.EXPERT_MAJOR}), 3)  # type: ignore[arg-type]
+    rows = torch.arange(3 * 4 * 2, dtype=torch.float32).view(3, 4, 2)
+    counts = torch.tensor([2, 0, 4], dtype=torch.int32)
+    out = adapted.run(0, Received(layout=ReceiveLayout.EXPERT_MAJOR, rows=rows, counts=counts))
+    assert torch.equal(out, rows * 2)
+    assert seen[0].local_topk_ids is not None
+    assert seen[0].local_topk_ids.flatten().tolist() == [0, 0, -1, -1, -1, -1, -1, -1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken", "weights", "agreed"),
+    [
+        (
+            {WireDtype.NATIVE, WireDtype.FP8_BLOCK},
+            {WireDtype.NATIVE, WireDtype.FP8_BLOCK},
+            "fp8_block",
+            WireDtype.FP8_BLOCK,
+        ),
+        ({WireDtype.NATIVE, WireDtype.FP8_BLOCK}, {WireDtype.NATIVE, WireDtype.FP8_BLOCK}, "native", WireDtype.NATIVE),
+        ({WireDtype.NATIVE, WireDtype.FP8_BLOCK}, {WireDtype.NATIVE}, "fp8_block", WireDtype.NATIVE),
+        ({WireDtype.FP8_BLOCK}, {WireDtype.NATIVE, WireDtype.FP8_BLOCK}, "native", WireDtype.FP8_BLOCK),
+    ],
+)
+def test_rows_travel_in_fp8_where_both_sides_take_it_and_the_weights_are_fp8(
+    sent: set[WireDtype], taken: set[WireDtype], weights: str, agreed: WireDtype
+) -> None:
+    dispatcher = DispatcherCapabilities(
+        layouts=frozenset({ReceiveLayout.TOKEN_ROWS}),
+        input_rows=LOCAL_ROWS,
+        output_rows=LOCAL_ROWS,
+        output_owed=COMPLETE,
+        needs_full_ep=True,
+        rank_invariant_picks_needed=False,
+        wire_dtypes=frozenset(sent),
+    )
+    experts = ExpertsCapabilities(layouts=(ReceiveLayout.TOKEN_ROWS,), wire_dtypes=frozenset(taken))
+    assert agreed_wire(dispatcher, experts, weights) is agreed

@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 
+import attrs
 import pytest
 import torch
+from crossdock.groups import resolve_sizes
 from crossdock.testing.conformance import Check, Outcome, PluginCase, run_check
+from crossdock.testing.dispatch_flights import build_dispatcher
+from crossdock.testing.dispatch_scenarios import DispatchScenario, on_device, routed_rows, toy_experts
 from crossdock.testing.dispatcher_conformance import CHECKS
-from crossdock.testing.world import RankPool
+from crossdock.testing.world import RankContext, RankPool
+from crossdock.types.dispatch import DispatchStep
 
 FP8_WIRE_TOLERANCE = 0.08
 """float8_e4m3 keeps 3 bits: 2**-4 of a value, on values up to the largest, and bf16 rounding."""
@@ -43,6 +48,42 @@ def gpu_pool() -> Iterator[Callable[[int], RankPool]]:
     yield pool_of
     for pool in pools.values():
         pool.close()
+
+
+def replayed(context: RankContext) -> float:
+    """Largest difference between a captured low-latency round trip, replayed on other rows, and the same rows eager."""
+    sizes = resolve_sizes(ranks=2, attn_dp_size=2)
+    scenario = on_device(DispatchScenario(sizes=sizes, live_tokens=(LOW_LATENCY_ROWS,) * 2), "cuda")
+    options = {"mode": "low_latency", "wire": "bf16", "low_latency_rows": LOW_LATENCY_ROWS}
+    dispatcher = build_dispatcher(context, "deepep", options, scenario)
+    layout, step = dispatcher.capabilities.input_rows, DispatchStep(bucket=LOW_LATENCY_ROWS)
+    batches = [routed_rows(attrs.evolve(scenario, seed=seed)).held(layout, scenario, context.rank) for seed in (1, 2)]
+    static = [tensor.clone() for tensor in attrs.astuple(batches[0], recurse=False)]
+
+    def round_trip() -> torch.Tensor:
+        received = dispatcher.dispatch_end(dispatcher.dispatch_begin(static[0], static[1], static[2], step, 0))
+        out = toy_experts(scenario).run(received, sizes, context.place(sizes))
+        return dispatcher.combine_end(dispatcher.combine_begin(out, received)).value
+
+    round_trip()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = round_trip()
+    worst = 0.0
+    for batch in (*batches, *batches):
+        for target, source in zip(static, attrs.astuple(batch, recurse=False), strict=True):
+            target.copy_(source)
+        graph.replay()
+        captured = result.clone()
+        worst = max(worst, float((captured - round_trip()).abs().max()))
+    return worst
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@NEEDS_DEEP_EP
+def test_a_captured_low_latency_round_trip_is_the_eager_one(gpu_pool: Callable[[int], RankPool]) -> None:
+    assert max(gpu_pool(2).run(replayed)) == 0.0
 
 
 @pytest.mark.gpu
