@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 import psutil
@@ -12,6 +12,8 @@ import psutil
 CULPRIT_WINDOW_S = 0.3
 """When a rank dies its peers fail in their collectives moments later; exits this close together are judged as one event."""
 TERMINATE_S = 1.0
+STACKS_S = 0.2
+"""A live rank writes its stacks within this time."""
 
 
 @attrs.frozen(kw_only=True)
@@ -103,19 +105,26 @@ class Supervisor:
         _, pending = await asyncio.wait(self._watchers, timeout=timeout_s)
         return not pending
 
+    async def show_stacks(self, ranks: Collection[int | None]) -> None:
+        """Lets those of ``ranks`` that live write the stacks of their threads to stderr: where a rank hangs that others waited for."""
+        shown = [rank for rank in self.alive if rank in ranks]
+        self._signal(signal.SIGUSR1, shown)
+        if shown:
+            await asyncio.sleep(STACKS_S)
+
     async def stop(self, *, terminate_s: float = TERMINATE_S) -> None:
         """Ends what is left: SIGTERM, then SIGKILL after ``terminate_s``, their children included. Stopped processes too."""
         left = self._family()
-        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM, self.alive)
         await self.all_exited(terminate_s)
-        self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL, self.alive)
         await self.all_exited(terminate_s)
         kill_processes(left)
 
     def kill(self) -> None:
         """Ends everything now."""
         left = self._family()
-        self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL, self.alive)
         kill_processes(left)
 
     def _family(self) -> list[psutil.Process]:
@@ -128,8 +137,8 @@ class Supervisor:
                 continue
         return family
 
-    def _signal(self, number: signal.Signals) -> None:
-        for rank in self.alive:
+    def _signal(self, number: signal.Signals, ranks: Iterable[int]) -> None:
+        for rank in ranks:
             try:
                 self._processes[rank].send_signal(number)
             except ProcessLookupError:

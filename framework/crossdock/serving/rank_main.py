@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ def run_rank_process(spec_path: Path, body: RankBody) -> int:
     spec = read_rank_spec(spec_path)
     die_with_parent(spec.parent_pid)
     set_up_logs(rank=spec.rank, log_file=None if spec.log_file is None else Path(spec.log_file))
+    faulthandler.register(signal.SIGUSR1)  # the supervisor asks a rank that hangs where it is
     keys = None if spec.link_secret is None else link_keys(spec.link_secret)
     link = connect_rank_link(spec.rank, spec.link_endpoint, keys)
     try:

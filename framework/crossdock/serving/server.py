@@ -80,6 +80,8 @@ class Server:
                     return 128 + self.signals.received[0]
                 return await self._serve(url)
             except CrossdockError:
+                faults = self.frontend.engine.faults
+                await self.job.supervisor.show_stacks({fatal.culprit_rank for fatal in faults.fatals})
                 # Before the HTTP server closes its connections: the other ranks must not go on meanwhile.
                 await self.job.supervisor.stop()
                 raise

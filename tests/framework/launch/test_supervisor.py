@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -99,3 +101,22 @@ def test_waiting_for_all_ends_when_they_have_and_says_so_when_not() -> None:
 
     run(["pass", "pass"], all_end)
     run([WAIT], one_stays)
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def test_a_rank_that_hangs_shows_where_it_is_and_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    hangs = f"import faulthandler, signal; faulthandler.register(signal.SIGUSR1)\ndef a_place(): {WAIT}\na_place()"
+
+    async def scenario(supervisor: Supervisor) -> None:
+        while not catches(supervisor.pids[1], signal.SIGUSR1):
+            await asyncio.sleep(0.01)
+        await supervisor.show_stacks({1, None, 7})
+        assert supervisor.alive == (0, 1)
+
+    run([WAIT, hangs], scenario)
+    assert "in a_place" in capfd.readouterr().err
