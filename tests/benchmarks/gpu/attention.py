@@ -48,12 +48,17 @@ def median_us(call: Callable[[], Any], inner: int) -> float:
     with torch.cuda.graph(graph):
         for _ in range(inner):
             call()
-    graph.replay()
+    return eager_us(graph.replay, inner)
+
+
+def eager_us(call: Callable[[], Any], inner: int = 1) -> float:
+    """Median time of a call that holds ``inner`` of what is measured."""
+    call()
     times = []
     for _ in range(REPEATS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        graph.replay()
+        call()
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / inner)

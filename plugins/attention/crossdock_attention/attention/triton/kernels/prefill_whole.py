@@ -33,23 +33,28 @@ def prefill_whole(
     if blocks.shape[0] == 0:
         return
     # Imported at the first call: CPU installations have no triton.
+    import triton
+
     from crossdock_attention.attention.triton.kernels.prefill_whole_triton import prefill_whole_kernel
 
     key_dim, rest_dim = head_parts(q.shape[2])
     value_dim = v.shape[2]
     table = page_table if page_table is not None else kv_starts
+    # For the descriptors that the kernel makes.
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=q.device))
     prefill_whole_kernel[(blocks.shape[0], q.shape[1])](
-        described_heads(q, QUERY_ROWS, key_dim),
-        described_heads(q, QUERY_ROWS, rest_dim) if rest_dim else q,
         described_heads(k, tokens, key_dim),
         described_heads(k, tokens, rest_dim) if rest_dim else k,
         described_heads(v, tokens, value_dim),
+        q,
         table,
         kv_starts if kv_starts is not None else table,
         blocks,
         out,
+        q.shape[0],
         0 if page_table is None else page_table.shape[1],
         scale,
+        q.stride(0),
         q.stride(1),
         k.stride(1),
         v.stride(1),

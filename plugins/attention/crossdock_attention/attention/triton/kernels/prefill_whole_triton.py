@@ -3,6 +3,9 @@
 
 The compiler makes the groups from one loop, which must be plain: everything comes through tensor descriptors, the causal mask is always
 taken, and no tile may reach past the context. Other blocks are ``prefill_triton``'s. Source: Shah et al., FlashAttention-3 (2024).
+
+The queries' descriptor is made here: the compiler halves its tile for the two groups, and of a descriptor from the host it would halve
+the expected bytes only (Triton 3.6), so that the wait for them never ends.
 """
 
 from __future__ import annotations
@@ -14,20 +17,21 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["page_columns"])
 def prefill_whole_kernel(
     # descriptors over [rows, heads * dim]
-    q,
-    q_rest,
     k,
     k_rest,
     v,
     # pointers
+    q,
     page_table,
     kv_starts,
     blocks,
     out,
     # sizes
+    num_rows,
     page_columns,
     scale,
     # strides
+    stride_q_row,
     stride_q_head,
     stride_k_head,
     stride_v_head,
@@ -51,9 +55,12 @@ def prefill_whole_kernel(
     key_head = head // group
     lane = tl.arange(0, rows_block)
     token = tl.arange(0, tokens_block)
-    query = q.load([first_row, head * stride_q_head])
+    width = tl.num_programs(1) * stride_q_head
+    described = tl.make_tensor_descriptor(q, [num_rows, width], [stride_q_row, 1], [rows_block, key_dim])
+    query = described.load([first_row, head * stride_q_head])
     if rest_dim > 0:
-        query_rest = q_rest.load([first_row, head * stride_q_head + key_dim])
+        rest_described = tl.make_tensor_descriptor(q, [num_rows, width], [stride_q_row, 1], [rows_block, rest_dim])
+        query_rest = rest_described.load([first_row, head * stride_q_head + key_dim])
     running_max = tl.full((rows_block,), float("-inf"), dtype=tl.float32)
     running_sum = tl.zeros((rows_block,), dtype=tl.float32)
     result = tl.zeros((rows_block, value_dim), dtype=tl.float32)

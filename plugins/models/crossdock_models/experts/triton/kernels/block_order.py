@@ -9,6 +9,8 @@ from crossdock.ops.early_launch import early_launch
 
 SCAN_PAIRS = 1024
 """Pairs that a program looks at together."""
+ONE_SEGMENT = 2048
+"""Up to here every program counts all pairs itself, which saves a launch."""
 MAX_SEGMENTS = 32
 """Programs an expert; each looks at a segment of the pairs."""
 
@@ -36,20 +38,23 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> t
 
     local_ids = local_ids.contiguous()
     scan = min(SCAN_PAIRS, max(16, triton.next_power_of_2(num_pairs)))
-    segments = min(MAX_SEGMENTS, triton.next_power_of_2(triton.cdiv(num_pairs, scan)))
+    segments = 1
+    if num_pairs > ONE_SEGMENT:
+        segments = min(MAX_SEGMENTS, triton.next_power_of_2(triton.cdiv(num_pairs, scan)))
     segment_pairs = triton.cdiv(triton.cdiv(num_pairs, segments), scan) * scan
     experts_block = triton.next_power_of_2(num_experts + 1)
     counts = torch.empty(segments, experts_block, dtype=torch.int32, device=local_ids.device)
-    count_pairs_kernel[(segments,)](
-        local_ids,
-        counts,
-        num_pairs,
-        segment_pairs,
-        experts_block=experts_block,
-        scan=scan,
-        num_warps=4,
-        **early_launch(local_ids),
-    )
+    if segments > 1:  # one segment is counted by who places it
+        count_pairs_kernel[(segments,)](
+            local_ids,
+            counts,
+            num_pairs,
+            segment_pairs,
+            experts_block=experts_block,
+            scan=scan,
+            num_warps=4,
+            **early_launch(local_ids),
+        )
     place_pairs_kernel[(num_experts, segments)](
         local_ids,
         counts,

@@ -12,6 +12,17 @@ import triton.language as tl
 from crossdock.ops.early_launch_triton import wait_for_inputs
 
 
+@triton.jit
+def count_of_segment(local_ids, first, end, experts_block: tl.constexpr, scan: tl.constexpr):
+    """Pairs of each expert from ``first`` to ``end``; the last bin takes ids that stay elsewhere (-1)."""
+    lanes = tl.arange(0, scan)
+    total = tl.zeros((experts_block,), dtype=tl.int32)
+    for start in range(first, end, scan):
+        ids = tl.load(local_ids + start + lanes, mask=start + lanes < end, other=-1).to(tl.int32)
+        total += tl.histogram(tl.where(ids < 0, experts_block - 1, ids), experts_block)
+    return total
+
+
 @triton.jit(do_not_specialize=["num_pairs", "segment_pairs"])
 def count_pairs_kernel(
     local_ids,
@@ -22,15 +33,11 @@ def count_pairs_kernel(
     scan: tl.constexpr,
     is_early: tl.constexpr,
 ):
-    """counts[segment, expert]: pairs of each expert in one segment; ids that stay elsewhere (-1) fall into the last bin."""
+    """counts[segment, expert]: pairs of each expert in one segment."""
     wait_for_inputs(is_early)
     segment = tl.program_id(0)
-    lanes = tl.arange(0, scan)
-    total = tl.zeros((experts_block,), dtype=tl.int32)
     end = tl.minimum((segment + 1) * segment_pairs, num_pairs)
-    for start in range(segment * segment_pairs, end, scan):
-        ids = tl.load(local_ids + start + lanes, mask=start + lanes < end, other=-1).to(tl.int32)
-        total += tl.histogram(tl.where(ids < 0, experts_block - 1, ids), experts_block)
+    total = count_of_segment(local_ids, segment * segment_pairs, end, experts_block, scan)
     tl.store(counts + segment * experts_block + tl.arange(0, experts_block), total)
 
 
@@ -60,10 +67,13 @@ def place_pairs_kernel(
     # Where the expert's run starts, and this segment's part of it.
     total = tl.zeros((experts_block,), dtype=tl.int32)
     earlier = tl.zeros((experts_block,), dtype=tl.int32)
-    for other in tl.static_range(segments):
-        part = tl.load(counts + other * experts_block + experts)
-        total += part
-        earlier += tl.where(other < segment, part, 0)
+    if segments == 1:
+        total = count_of_segment(local_ids, 0, num_pairs, experts_block, scan)
+    else:
+        for other in tl.static_range(segments):
+            part = tl.load(counts + other * experts_block + experts)
+            total += part
+            earlier += tl.where(other < segment, part, 0)
     blocks = tl.where(experts < num_experts, (total + block_rows - 1) // block_rows, 0)
     first_block = tl.sum(tl.where(experts < expert, blocks, 0), axis=0)
     own_blocks = tl.sum(tl.where(experts == expert, blocks, 0), axis=0)
