@@ -17,6 +17,7 @@ import os
 import statistics
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def narrow_read(self: checkpoint.RandomCheckpoint, name: str, index: tuple[slice
     """Instead of ``RandomCheckpoint.read``: every parameter uniform in (-0.001, 0.001)."""
     shape, device = self.shape(name), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     self._unread.pop(name, None)
-    generator = torch.Generator(device).manual_seed(hash(shape) & 0xFFFF)
+    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
     values = torch.empty(shape, device=device, dtype=torch.bfloat16)
     return values.uniform_(-NARROW, NARROW, generator=generator)[index]
 
