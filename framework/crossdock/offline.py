@@ -14,6 +14,7 @@ import numpy.typing as npt
 from crossdock.config import Config
 from crossdock.config_rules import parallel_sizes
 from crossdock.errors import UsageError
+from crossdock.launch.rank_logs import pass_logs_on
 from crossdock.local_ranks import run_local_ranks
 from crossdock.offline_job import OfflineJob, OfflineResult, read_results, run_job_on_rank, write_job
 from crossdock.rank_plan import plan_rank
@@ -70,6 +71,7 @@ def new_tokens(outputs: Sequence[EngineOutput]) -> list[int]:
 
 def run_job(job: OfflineJob) -> OfflineResult:
     """Runs a job on its ranks: in this process when there is one, else in processes of this machine."""
+    pass_logs_on()
     ranks = job.config.parallel.ranks
     if job.config.launch.nnodes > 1:
         raise UsageError("logits and generate run on one machine; set launch.nnodes to 1")

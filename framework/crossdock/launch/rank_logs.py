@@ -35,6 +35,25 @@ class ForgivingFileHandler(logging.StreamHandler[TextIO]):
         )
 
 
+def pass_logs_on() -> None:
+    """For use as a library: lines go to the standard library's logging, where the program decides, and none to stdout.
+
+    What the program has configured stays.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.KeyValueRenderer(key_order=["event"], repr_native_str=False),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
 def set_up_logs(*, rank: int | None, log_file: Path | None, level: int = logging.INFO) -> None:
     """Sends structlog's and the standard library's lines to ``log_file``, or to stderr without one; ``rank`` is in each line.
 

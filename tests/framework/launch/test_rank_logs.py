@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from crossdock.launch.rank_logs import set_up_logs
+from crossdock.launch.rank_logs import pass_logs_on, set_up_logs
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +56,20 @@ def test_a_file_that_cannot_be_opened_sends_lines_to_stderr(tmp_path: Path, caps
     told = capsys.readouterr().err
     assert "cannot be opened" in told
     assert "still there" in told
+
+
+def test_as_a_library_lines_go_where_the_program_sends_them_and_none_to_stdout(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    structlog.reset_defaults()
+    pass_logs_on()
+    with caplog.at_level(logging.INFO):
+        structlog.get_logger("a").info("memory plan", size=3)
+    assert [record.getMessage() for record in caplog.records] == ["event=memory plan size=3"]
+    assert capsys.readouterr().out == ""
+
+
+def test_what_a_program_has_configured_stays() -> None:
+    structlog.configure(processors=[])
+    pass_logs_on()
+    assert structlog.get_config()["processors"] == []
