@@ -42,6 +42,8 @@ class Effort:
     """Threshold counts to start from besides the greedy ones."""
     fold_cells: int = 0
     """With more slots than this, over all layers and starts, only the greedy start is taken."""
+    link_tries: int = 12
+    """Exchanges of copies that are tried to link a group of GPUs with another, where a plan is for such a picker."""
 
 
 EFFORTS: Final[dict[EffortName, Effort]] = {
@@ -58,6 +60,7 @@ EFFORTS: Final[dict[EffortName, Effort]] = {
         fold_donors=4,
         fold_starts=3,
         fold_cells=6000,
+        link_tries=40,
     ),
     "high": Effort(
         near=2e-4,
@@ -75,6 +78,7 @@ EFFORTS: Final[dict[EffortName, Effort]] = {
         fold_donors=8,
         fold_starts=6,
         fold_cells=60_000,
+        link_tries=160,
     ),
 }
 _FAR = 0.3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 from crossdock.options import option
 
@@ -26,6 +28,11 @@ class CrossdockOptions:
     effort: EffortName = option(
         "planning time: fast (one deal and two rounds of exchanges), default, or high (ten times the default)",
         default="default",
+    )
+    split: Literal["even", "batch"] = option(
+        "how replicas share the tokens of their expert; even: alike; batch: anew for each batch, as the pickers lp and locality do, so that"
+        " copies should link all GPUs with each other",
+        default="even",
     )
     forecast: ForecastName = option(
         "how steps of a load become the load planned for: sum, last, mean, ewma, margin (ewma plus a spread) or auto"

@@ -11,6 +11,7 @@ from crossdock_eplb_algos._shared.churn import MoveLimits, fewest_moves
 from crossdock_eplb_algos._shared.counts import greedy_counts, max_copies
 from crossdock_eplb_algos._shared.forecast import forecast_load
 from crossdock_eplb_algos._shared.hierarchy import Nodes, broken_rules, escaping_packing
+from crossdock_eplb_algos._shared.links import linked_packing
 from crossdock_eplb_algos._shared.packing import Packing, packing_of, replica_counts
 from crossdock_eplb_algos._shared.problem import Problem, make_placement, make_problem
 from crossdock_eplb_algos._shared.slots import (
@@ -25,6 +26,8 @@ from crossdock_eplb_algos.eplb_algo.crossdock.options import CrossdockOptions
 
 _AIM = 2 / 3
 """Part of the slack that actions aim at; walking a little deeper than needed takes fewer moves."""
+_LINKS_MAY_COST = 0.01
+"""Part by which the fullest GPU of a layer may be fuller so that a picker can move more between GPUs: it wins several times that."""
 _FAR = 6.0
 """A layer that few moves leave this many slacks above a fresh plan is planned afresh."""
 
@@ -58,7 +61,16 @@ class CrossdockPlanner:
         return self._balanced(problem).experts.reshape(num_layers, -1)
 
     def _balanced(self, problem: Problem) -> Packing:
-        return balanced_packing(problem.load, problem.num_slots, problem.num_gpus, EFFORTS[self.options.effort])
+        """The evenest packing, or where it costs little the one that links most GPUs."""
+        effort = EFFORTS[self.options.effort]
+        packing = balanced_packing(problem.load, problem.num_slots, problem.num_gpus, effort)
+        if self.options.split == "batch" and problem.num_slots > problem.load.shape[1] and problem.num_gpus > 1:
+            linked = linked_packing(
+                problem.load, problem.num_slots, problem.num_gpus, near=effort.near, tries=effort.link_tries
+            )
+            good = np.flatnonzero(linked.max_load() <= packing.max_load() * (1 + _LINKS_MAY_COST))
+            packing.overwrite(good, linked.rows(good))
+        return packing
 
     def _from_current(self, problem: Problem, current: Ints) -> Ints:
         """Few moves where they suffice; a fresh plan, with GPUs renamed, in layers where they do not."""
