@@ -13,6 +13,7 @@ from crossdock_attention.attention.triton.kernels.paged_decode import (
     LATENT_TILE,
     NewRows,
     choose_splits,
+    latent_head_slices,
     paged_decode,
 )
 from crossdock_attention.attention.triton.kernels.prefill import prefill
@@ -92,18 +93,22 @@ class TritonAttention:
         is_latent = layer.kv.kind == "mla"
         keys, values = (layer.cache[0].unsqueeze(2), None) if is_latent else layer.cache
         queries, rest = latent_queries(q, layer) if is_latent else (q, None)
-        context = paged_decode(
-            queries,
-            keys,
-            values,
-            rows.page_table,
-            rows.seq_lens,
-            layer.scale,
-            rows.splits,
-            q_rest=rest,
-            new=new,
-            arrivals=rows.arrivals,
-        )
+        contexts = [
+            paged_decode(
+                queries[:, heads],
+                keys,
+                values,
+                rows.page_table,
+                rows.seq_lens,
+                layer.scale,
+                rows.splits,
+                q_rest=None if rest is None else rest[:, heads],
+                new=new,
+                arrivals=rows.arrivals,
+            )
+            for heads in (latent_head_slices(layer.num_heads) if is_latent else [slice(None)])
+        ]
+        context = contexts[0] if len(contexts) == 1 else torch.cat(contexts, dim=1)
         return values_of(context, layer) if is_latent else context
 
     def _prefill(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from crossdock_models.experts.triton.kernels.block_order import block_order, max_blocks
 from crossdock_models.experts.triton.kernels.block_order_torch import block_order_torch
-from crossdock_models.experts.triton.kernels.few_rows import MOST_ROWS, FewTile, few_rows_swiglu
+from crossdock_models.experts.triton.kernels.few_rows import MOST_ROWS, FewTile, are_few, few_rows_swiglu
 from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
 from crossdock_models.experts.triton.kernels.tiles import FEW, LARGE, MANY, SOME, Tiles
@@ -92,9 +92,22 @@ def test_a_few_rows_need_no_order(rows: int, kind: str) -> None:
     got = few_rows_swiglu(x, ids, weights, gate_up, down, tile)
     want = grouped_swiglu_torch(x, ids, weights, gate_up, down)
     torch.testing.assert_close(got, want, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE)
-    if rows <= MOST_ROWS:
-        whole = grouped_swiglu(x, ids, weights, GroupedWeights(gate_up=gate_up, down=down))
-        torch.testing.assert_close(whole, want, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE)
+
+
+def test_one_row_of_many_experts_takes_the_unordered_way_to_the_same_sum() -> None:
+    ids, weights = routing(1, 16, 3, "random")
+    assert are_few(ids, 16)
+    assert not are_few(ids, 11)
+    assert not are_few(ids.expand(MOST_ROWS + 1, -1), 1000)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 40, generator=generator).to(DEVICE)
+    experts = GroupedWeights(
+        gate_up=(torch.randn(16, 2 * 24, 40, generator=generator) / 40**0.5).to(DEVICE),
+        down=(torch.randn(16, 40, 24, generator=generator) / 24**0.5).to(DEVICE),
+    )
+    want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
+    got = grouped_swiglu(x, ids, weights, experts)
+    torch.testing.assert_close(got, want, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE)
 
 
 @pytest.mark.parametrize("rows", [1, 40])

@@ -29,6 +29,8 @@ class DecodeTile:
 GQA_TILE = DecodeTile(tokens=64, warps=4, stages=2)
 LATENT_TILE = DecodeTile(tokens=32, warps=4, stages=2)
 """For MLA, whose rows are several times longer."""
+MOST_LATENT_HEADS = 32
+"""Heads of MLA that a program attends with: results of more do not fit into its registers, nor their queries beside the cached rows."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,6 +49,11 @@ def choose_splits(num_rows: int, key_heads: int, longest: int, block: int) -> in
     """Pieces of each context: enough programs to fill the device, at least one block each. A power of two."""
     wanted = min(max(1, TARGET_PROGRAMS // max(1, num_rows * key_heads)), -(-max(1, longest) // block), MAX_SPLITS)
     return 1 << (wanted.bit_length() - 1)
+
+
+def latent_head_slices(num_heads: int) -> list[slice]:
+    """Heads of MLA by launch: each of them reads the cache, and stores the same new rows."""
+    return [slice(first, first + MOST_LATENT_HEADS) for first in range(0, num_heads, MOST_LATENT_HEADS)]
 
 
 def paged_decode(

@@ -26,7 +26,13 @@ class FewTile:
 ONE_ROW_TILE = FewTile(gate_columns=4, gate_inner=512, gate_warps=4, down_columns=8, down_inner=1024, down_warps=8)
 FEW_TILE = FewTile(gate_columns=8, gate_inner=256, gate_warps=4, down_columns=8, down_inner=256, down_warps=4)
 MOST_ROWS = 4
-"""Above, rows begin to share experts, and each matrix should be read once for all of them."""
+EXPERTS_A_PAIR = 4
+"""With fewer experts for each (row, choice) pair, rows begin to share experts, and each matrix should be read once for all of them."""
+
+
+def are_few(local_ids: torch.Tensor, num_experts: int) -> bool:
+    """Whether [R, K] choices among ``num_experts`` hardly ever meet."""
+    return local_ids.shape[0] <= MOST_ROWS and local_ids.numel() * EXPERTS_A_PAIR <= num_experts
 
 
 def few_rows_swiglu(

@@ -11,7 +11,7 @@ import torch
 from crossdock.ops.early_launch import early_launch
 
 from crossdock_models.experts.triton.kernels.block_order import block_order
-from crossdock_models.experts.triton.kernels.few_rows import MOST_ROWS, few_rows_swiglu
+from crossdock_models.experts.triton.kernels.few_rows import are_few, few_rows_swiglu
 from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
 
 
@@ -65,7 +65,7 @@ def grouped_swiglu(
     if num_rows == 0:
         return torch.empty_like(rows)
     rows, local_ids, weights = rows.contiguous(), local_ids.contiguous(), weights.contiguous()
-    if tiles is None and num_rows <= MOST_ROWS and not experts.is_quantised:
+    if tiles is None and not experts.is_quantised and are_few(local_ids, experts.num_experts):
         return few_rows_swiglu(rows, local_ids, weights, experts.gate_up, experts.down)
     tiles = tiles or choose_tiles(num_rows * top_k / experts.num_experts, experts.is_quantised)
     pairs, block_experts = block_order(local_ids, experts.num_experts, tiles.rows)
@@ -91,11 +91,11 @@ def gate_up_rows(
     blocks, inner_size, hidden_size = block_experts.numel(), experts.inner_size, experts.hidden_size
     activated = torch.empty(blocks * tiles.rows, inner_size, dtype=rows.dtype, device=rows.device)
     described = experts.can_describe(tiles)
-    gate_up = experts.gate_up.view(-1, hidden_size)
+    gate_up = experts.gate_up.view(-1, inner_size, hidden_size)
     scale = experts.gate_up_scale if experts.gate_up_scale is not None else gate_up
     gate_up_kernel[(blocks * triton.cdiv(inner_size, tiles.gate_columns),)](
         rows,
-        _described(gate_up, tiles.gate_columns, tiles.inner) if described else gate_up,
+        _described(gate_up, 2, tiles.gate_columns, tiles.inner) if described else gate_up,
         scale,
         pairs,
         block_experts,
@@ -182,8 +182,8 @@ def sum_choices(parts: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _described(matrix: torch.Tensor, rows: int, columns: int) -> Any:
-    """A tensor descriptor that loads tiles of [rows, columns]."""
+def _described(tensor: torch.Tensor, *tile: int) -> Any:
+    """A tensor descriptor that loads tiles of these sizes."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor.from_tensor(matrix, [rows, columns])
+    return TensorDescriptor.from_tensor(tensor, list(tile))

@@ -59,17 +59,17 @@ def gate_up_kernel(
         inner = tl.arange(0, block_inner)
         column_inside = column < inner_size
         row_at = rows + row[:, None] * hidden_size + inner[None, :]
-        gate = tl.zeros((block_rows, block_columns), dtype=tl.float32)
-        up = tl.zeros((block_rows, block_columns), dtype=tl.float32)
         if descriptors:
-            # gate_up is a tensor descriptor over [S * 2I, H]: tiles come by the bulk copy engine. A tile that reaches past the gate
-            # rows holds up rows, whose columns are not stored. Rows of empty pairs are computed from row 0 and never read.
-            tile_row = expert * 2 * inner_size + column_block * block_columns
+            # gate_up is a tensor descriptor over [S * 2, I, H]: one tile of gate and the one of up come together by the bulk copy engine and
+            # are multiplied as one. Rows of empty pairs are computed from row 0 and never read.
+            both = tl.zeros((block_rows, 2 * block_columns), dtype=tl.float32)
             for start in range(0, hidden_size, block_inner):
-                x = tl.load(row_at + start)
-                gate = tl.dot(x, gate_up.load([tile_row, start]).T, gate)
-                up = tl.dot(x, gate_up.load([tile_row + inner_size, start]).T, up)
+                tile = gate_up.load([2 * expert, column_block * block_columns, start])
+                both = tl.dot(tl.load(row_at + start), tl.reshape(tile, (2 * block_columns, block_inner)).T, both)
+            gate, up = tl.split(tl.permute(tl.reshape(both, (block_rows, 2, block_columns)), (0, 2, 1)))
         else:
+            gate = tl.zeros((block_rows, block_columns), dtype=tl.float32)
+            up = tl.zeros((block_rows, block_columns), dtype=tl.float32)
             weight = gate_up + expert.to(tl.int64) * 2 * inner_size * hidden_size
             gate_at = weight + column[None, :].to(tl.int64) * hidden_size + inner[:, None]
             up_at = gate_at + inner_size.to(tl.int64) * hidden_size
