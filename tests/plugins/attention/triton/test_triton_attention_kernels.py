@@ -8,7 +8,12 @@ import math
 import pytest
 import torch
 from crossdock.errors import MisuseError
-from crossdock_attention.attention.triton.kernels.paged_decode import NewRows, choose_splits, paged_decode
+from crossdock_attention.attention.triton.kernels.paged_decode import (
+    NewRows,
+    choose_splits,
+    latent_head_slices,
+    paged_decode,
+)
 from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
 from crossdock_attention.attention.triton.kernels.prefill import prefill, query_blocks
 from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
@@ -78,8 +83,8 @@ def test_mla_decode_takes_the_front_of_the_key_as_value(lengths: list[int]) -> N
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("latent", [False, True])
-def test_a_step_attends_to_its_own_row_and_leaves_it_in_the_cache(splits: int, latent: bool) -> None:
+@pytest.mark.parametrize(("latent", "slices"), [(False, 1), (True, 1), (True, 2)])
+def test_a_step_attends_to_its_own_row_and_leaves_it_in_the_cache(splits: int, latent: bool, slices: int) -> None:
     """Twice with the same counters: the cached rows of the second call are those that the first one stored."""
     lengths = [1, 4, 5, 0, 70, 131]
     dims = (40,) if latent else (16, 24)
@@ -107,18 +112,22 @@ def test_a_step_attends_to_its_own_row_and_leaves_it_in_the_cache(splits: int, l
     arrivals = arrivals_of(q, 2)
     step = NewRows(k=new[0], v=None if latent else new[1], slots=slots)
     for _ in range(2):
-        got = paged_decode(
-            q[..., :32] if latent else q,
-            made[0],
-            None if latent else made[1],
-            table,
-            seq_lens,
-            0.2,
-            splits,
-            q_rest=q[..., 32:] if latent else None,
-            new=step,
-            arrivals=arrivals,
-        )
+        contexts = [
+            paged_decode(
+                some[..., :32] if latent else some,
+                made[0],
+                None if latent else made[1],
+                table,
+                seq_lens,
+                0.2,
+                splits,
+                q_rest=some[..., 32:] if latent else None,
+                new=step,
+                arrivals=arrivals,
+            )
+            for some in q.chunk(slices, dim=1)
+        ]
+        got = torch.cat(contexts, dim=1)
         want = paged_decode_torch(q, truth[0], truth[0][..., :32] if latent else truth[1], table, seq_lens, 0.2)
         torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
         assert not arrivals.any()
@@ -199,3 +208,8 @@ def test_rows_of_another_size_are_not_stored() -> None:
     pool = torch.zeros(2, PAGE_TOKENS, 3, device=DEVICE, dtype=DTYPE)
     with pytest.raises(MisuseError, match="do not fit pools"):
         store_rows(torch.zeros(1, dtype=torch.int64, device=DEVICE), (pool[0, :1, :2],), (pool,))
+
+
+def test_many_latent_heads_take_several_launches() -> None:
+    assert latent_head_slices(16) == [slice(0, 32)]
+    assert latent_head_slices(72) == [slice(0, 32), slice(32, 64), slice(64, 96)]
