@@ -7,11 +7,12 @@ GPUs are left that nothing connects, and experts with one replica make up for wh
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 
-from crossdock_eplb_algos._shared.arrays import Floats, Ints, layer_index, numbers
+from crossdock_eplb_algos._shared.arrays import Bools, Floats, Ints, layer_index, numbers
 from crossdock_eplb_algos._shared.counts import greedy_counts, max_copies
-from crossdock_eplb_algos._shared.packing import Packing, deal_sorted, sorted_replicas
+from crossdock_eplb_algos._shared.packing import Packing, deal_sorted, replica_counts, sorted_replicas
 from crossdock_eplb_algos._shared.refine import exchange_rounds, shrinking_widths
 
 _LIFT = 4.0
@@ -37,8 +38,10 @@ def linked_packing(load: Floats, num_slots: int, num_gpus: int, *, near: float, 
         layers = np.flatnonzero(copies_a_gpu == copies)
         lift = _LIFT * mean[layers] + 1.0
         packing = _dealt(experts[layers], loads[layers], num_gpus, int(copies), lift, target[layers])
+        movable = np.zeros(shape[1:], dtype=np.bool_)
+        movable[:, :copies] = True
         for layer in range(len(layers)):
-            connect(packing.experts[layer, :, :copies], packing.loads[layer, :, :copies], tries)
+            _Links(experts=packing.experts[layer], loads=packing.loads[layer], movable=movable).connect(tries)
         result.overwrite(layers, _rebalanced(packing, int(copies), num_experts, lift, target[layers]))
     return result
 
@@ -97,35 +100,74 @@ def _widths(num_gpus: int) -> list[int]:
     return shrinking_widths(num_gpus, _ROUNDS, _ROUNDS_A_WIDTH)
 
 
-def connect(experts: Ints, loads: Floats, tries: int) -> None:
-    """Exchanges copies [G, C] of one layer, in place, so that fewer groups of GPUs are without a common expert.
+def relink(packing: Packing, ceiling: Floats, most_exchanges: Ints, tries: int) -> None:
+    """Connects GPUs of packings that are in force, in place: exchanges of copies that leave GPUs at or below ``ceiling`` [L].
 
-    The smallest group gives a copy for one of another group, of the ``tries`` pairs nearest in load the first that connects more.
+    ``most_exchanges`` [L]: each of them loads two replicas.
     """
-    copies = experts.shape[1]
-    held: list[list[int]] = experts.tolist()
-    group, num_groups = linked_groups(held)
-    while num_groups > 1:
-        of_slot = np.repeat(group, copies)
-        smallest = int(np.bincount(group)[group].argmin())
-        mine, others = np.flatnonzero(of_slot == group[smallest]), np.flatnonzero(of_slot != group[smallest])
-        distance = np.abs(loads.ravel()[mine][:, None] - loads.ravel()[others])
-        for pair in np.argsort(distance, axis=None, kind="stable")[:tries].tolist():
-            one, other = divmod(int(mine[pair // len(others)]), copies), divmod(int(others[pair % len(others)]), copies)
-            if _swapped(held, one, other):
-                new_group, new_number = linked_groups(held)
-                if new_number < num_groups:
-                    break
-                _swapped(held, one, other)
-        else:
-            break
-        group, num_groups = new_group, new_number
-        loads[one], loads[other] = loads[other], loads[one]
-    experts[:] = held
+    num_layers, num_gpus, slots_a_gpu = packing.experts.shape
+    by_layer = packing.experts.reshape(num_layers, -1)
+    counts = replica_counts(by_layer, int(by_layer.max()) + 1)
+    movable = (np.take_along_axis(counts, by_layer, axis=1) > 1).reshape(num_layers, num_gpus, slots_a_gpu)
+    # A GPU without a copy gives whatever it has for one.
+    movable |= ~movable.any(axis=2, keepdims=True)
+    for layer in range(num_layers):
+        links = _Links(experts=packing.experts[layer], loads=packing.loads[layer], movable=movable[layer])
+        links.connect(tries, ceiling=float(ceiling[layer]), most_exchanges=int(most_exchanges[layer]))
+
+
+@attrs.define(kw_only=True)
+class _Links:
+    """One layer whose copies change GPUs. Arrays are changed in place."""
+
+    experts: Ints
+    """[G, S]."""
+    loads: Floats
+    """[G, S]."""
+    movable: Bools
+    """[G, S] slots that may be exchanged."""
+
+    def connect(self, tries: int, *, ceiling: float = np.inf, most_exchanges: int = 1 << 30) -> None:
+        """Exchanges until one group of GPUs is left or none of ``tries`` exchanges helps.
+
+        The smallest group gives a copy for one of another group: of the pairs nearest in load the first that connects more.
+        """
+        gpu, slot = np.nonzero(self.movable)
+        load, total = self.loads[gpu, slot], self.loads.sum(axis=1)
+        held: list[list[int]] = [row[mask].tolist() for row, mask in zip(self.experts, self.movable, strict=True)]
+        place = numbers(len(gpu)) - np.searchsorted(gpu, gpu)
+        group, num_groups = linked_groups(held)
+        for _ in range(most_exchanges):
+            of_copy = group[gpu]
+            sizes = np.bincount(group, minlength=len(group))
+            has_copies = np.bincount(of_copy, minlength=len(group)) > 0
+            smallest = int(np.where((sizes > 0) & has_copies, sizes, len(group) + 1).argmin())
+            mine, others = np.flatnonzero(of_copy == smallest), np.flatnonzero(of_copy != smallest)
+            if num_groups == 1 or not mine.size or not others.size:
+                break
+            gap = load[mine][:, None] - load[others]
+            fits = (total[gpu[mine]][:, None] - gap <= ceiling) & (total[gpu[others]] + gap <= ceiling)
+            distance = np.where(fits, np.abs(gap), np.inf).ravel()
+            for pair in np.argsort(distance, kind="stable")[: min(tries, int(fits.sum()))].tolist():
+                one, other = int(mine[pair // len(others)]), int(others[pair % len(others)])
+                spots = (gpu[one], place[one]), (gpu[other], place[other])
+                if _swapped(held, *spots):
+                    new_group, new_number = linked_groups(held)
+                    if new_number < num_groups:
+                        break
+                    _swapped(held, *spots)
+            else:
+                break
+            group, num_groups = new_group, new_number
+            total[gpu[one]] += load[other] - load[one]
+            total[gpu[other]] += load[one] - load[other]
+            load[one], load[other] = load[other], load[one]
+        self.experts[gpu, slot] = [expert for row in held for expert in row]
+        self.loads[gpu, slot] = load
 
 
 def _swapped(held: list[list[int]], one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Exchanges two slots' experts unless one would be twice on a GPU."""
+    """Exchanges two copies unless an expert would be twice on a GPU."""
     first, second = held[one[0]], held[other[0]]
     if first[one[1]] in second or second[other[1]] in first:
         return False

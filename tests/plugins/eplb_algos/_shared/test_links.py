@@ -6,13 +6,14 @@ import itertools
 
 import numpy as np
 import torch
-from crossdock.placement import balancedness, plan
+from crossdock.placement import balancedness, placement_change, plan
 from crossdock.testing.expert_loads import LOADS
 from crossdock.types.placement import Placement, Topology
 from crossdock_eplb_algos._shared.arrays import Floats
 from crossdock_eplb_algos._shared.copy_table import copy_table, loads_without_choice
 from crossdock_eplb_algos._shared.kernels.even_shares import even_shares
-from crossdock_eplb_algos._shared.links import connect, linked_groups, linked_packing
+from crossdock_eplb_algos._shared.links import linked_groups, linked_packing, relink
+from crossdock_eplb_algos._shared.packing import Packing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,10 +90,26 @@ def test_groups_are_those_of_merged_sets(held: list[list[int]]) -> None:
     assert number == len(by_label)
 
 
-def test_connecting_exchanges_copies_and_loses_none() -> None:
-    experts = np.array([[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]])
-    loads = np.tile([2.0, 1.0], (6, 1))
-    before = sorted(experts.ravel().tolist())
-    connect(experts, loads, tries=20)
-    assert sorted(experts.ravel().tolist()) == before
-    assert linked_groups(experts.tolist())[1] == 1
+def test_relinking_exchanges_copies_below_the_ceiling_and_loses_none() -> None:
+    experts = np.array([[[0, 1, 6], [0, 1, 7], [2, 3, 8], [2, 3, 9], [4, 5, 10], [4, 5, 11]]])
+    loads = np.tile([2.0, 1.0, 1.0], (1, 6, 1))
+    packing = Packing(experts=experts.copy(), loads=loads.copy())
+    for ceiling, most, groups in ((3.9, 9, 3), (4.0, 1, 2), (4.0, 9, 1)):
+        relink(packing, np.array([ceiling]), np.array([most]), tries=50)
+        assert sorted(packing.experts.ravel().tolist()) == sorted(experts.ravel().tolist())
+        assert linked_groups(packing.experts[0].tolist())[1] == groups
+        assert packing.max_load()[0] <= 4.0
+
+
+def test_links_are_kept_up_from_placement_to_placement() -> None:
+    steps = LOADS["drift"]((7, 8, 256), 1) * 100
+    current, following = {}, {"even": [], "batch": []}
+    for now, after in itertools.pairwise(steps):
+        for split in following:
+            placement = plan("crossdock", now, TOPOLOGY, current.get(split), split=split)
+            if split in current:
+                moved = placement_change(current[split], placement, TOPOLOGY).moved
+                assert moved.mean() <= 0.14 * 288
+                following[split].append(split_balance(placement, after))
+            current[split] = placement
+    assert np.mean(following["batch"]) >= np.mean(following["even"]) + 0.01

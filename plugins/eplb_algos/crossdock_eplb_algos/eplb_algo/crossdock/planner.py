@@ -11,7 +11,7 @@ from crossdock_eplb_algos._shared.churn import MoveLimits, fewest_moves
 from crossdock_eplb_algos._shared.counts import greedy_counts, max_copies
 from crossdock_eplb_algos._shared.forecast import forecast_load
 from crossdock_eplb_algos._shared.hierarchy import Nodes, broken_rules, escaping_packing
-from crossdock_eplb_algos._shared.links import linked_packing
+from crossdock_eplb_algos._shared.links import linked_packing, relink
 from crossdock_eplb_algos._shared.packing import Packing, packing_of, replica_counts
 from crossdock_eplb_algos._shared.problem import Problem, make_placement, make_problem
 from crossdock_eplb_algos._shared.slots import (
@@ -28,6 +28,8 @@ _AIM = 2 / 3
 """Part of the slack that actions aim at; walking a little deeper than needed takes fewer moves."""
 _LINKS_MAY_COST = 0.01
 """Part by which the fullest GPU of a layer may be fuller so that a picker can move more between GPUs: it wins several times that."""
+_RELINKS = 8
+"""Most exchanges of copies a layer that link GPUs again, from a current placement; each loads two replicas."""
 _FAR = 6.0
 """A layer that few moves leave this many slacks above a fresh plan is planned afresh."""
 
@@ -95,6 +97,17 @@ class CrossdockPlanner:
             layers = np.flatnonzero(packing.max_load() > reach * (1 + _FAR * options.slack) + 1e-9 * mean)
             if layers.size:
                 _replan(packing, fresh, old, layers, options.move_price * mean[layers])
+        if options.split == "batch":
+            room = np.maximum(
+                packing.max_load(),
+                np.minimum(packing_of(start, load, problem.num_gpus).max_load(), reach * (1 + options.slack)),
+            )
+            left = (
+                np.full(num_layers, _RELINKS)
+                if limit is None
+                else (limit - moved_replicas(old, packing.experts, num_experts)) // 2
+            )
+            relink(packing, room, np.clip(left, 0, _RELINKS), EFFORTS[options.effort].link_tries)
         return keep_slots(old, packing.experts).reshape(num_layers, -1)
 
     def _on_nodes(self, problem: Problem) -> Ints:
