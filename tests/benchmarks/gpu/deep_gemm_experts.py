@@ -3,7 +3,8 @@
     python tests/benchmarks/gpu/deep_gemm_experts.py --out FILE.json
 
 The rank's share of a DeepSeek-V3 layer at EP 2 (128 experts, hidden 7168, inner 2048), rows by token as both ranks' rows arrive, half of
-the choices here; decode 256 rows, prefill 8,192 and 32,768. Median of graph replays. Beside it the ``triton`` experts on the same rows.
+the choices here; decode 256 rows, prefill 8,192 and 32,768. Median of graph replays, so the number of places is given, as DeepEP gives it;
+``asking_us`` is the eager path that asks the device for it. Beside it the ``triton`` experts on the same rows.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from crossdock.types.experts import ExpertsSpec, ExpertTensors
 from crossdock_models.experts.deep_gemm.experts import DeepGemmExperts
 from crossdock_models.experts.deep_gemm.kernels.activate import swiglu_places
 from crossdock_models.experts.deep_gemm.kernels.move_rows import move_rows
-from crossdock_models.experts.deep_gemm.kernels.places import fixed_places, segment_places, segments_needed
+from crossdock_models.experts.deep_gemm.kernels.places import fixed_places, segment_places
 from crossdock_models.experts.deep_gemm.kernels.sum_choices import sum_choices
 from crossdock_models.experts.deep_gemm.library import load_products
 from crossdock_models.experts.deep_gemm.options import DeepGemmOptions
 from crossdock_models.experts.triton.experts import TritonExperts
-from experts import median_us
+from experts import eager_us, median_us
 
 EXPERTS, HIDDEN, INNER, TOP_K = 128, 7168, 2048, 8
 ROWS = (256, 1024, 8192, 32768)
@@ -54,6 +55,7 @@ def make_received(num_rows: int, fp8_rows: bool) -> Received:
     ids = torch.rand(num_rows, 2 * EXPERTS, device="cuda").topk(TOP_K, dim=1).indices
     rows = torch.randn(num_rows, HIDDEN, device="cuda").to(torch.bfloat16)
     payload, scales = quantise_rows(rows) if fp8_rows else (rows, None)
+    counts = torch.bincount(ids[ids < EXPERTS], minlength=EXPERTS)
     return Received(
         layout=ReceiveLayout.TOKEN_ROWS,
         rows=payload,
@@ -61,6 +63,7 @@ def make_received(num_rows: int, fp8_rows: bool) -> Received:
         scale_form=ScaleForm.FP32_ROW if fp8_rows else None,
         local_topk_ids=torch.where(ids < EXPERTS, ids, -1),
         row_weights=torch.rand(num_rows, TOP_K, device="cuda"),
+        aligned_rows=int(((counts + 127) // 128).sum()) * 128,
     )
 
 
@@ -72,7 +75,7 @@ def parts_us(experts: DeepGemmExperts, received: Received, num_rows: int, fp8: b
     def make_places() -> Any:
         if num_rows <= 256:
             return fixed_places(ids, EXPERTS, 256)
-        return segment_places(ids, EXPERTS, segments_needed(ids.numel(), EXPERTS))
+        return segment_places(ids, EXPERTS, received.aligned_rows)
 
     places = make_places()
     moved = move_rows(received.rows, received.scales, ids, places, dtype)
@@ -117,6 +120,8 @@ def measure(fp8: bool) -> dict[str, Any]:
         torch.cuda.synchronize()
         row: dict[str, Any] = {"first_call_s": round(time.perf_counter() - begun_s, 2)}
         row["run_us"] = median_us(lambda received=received: experts.run(0, received), calls)
+        unknown = attrs.evolve(received, aligned_rows=None)
+        row["asking_us"] = eager_us(lambda unknown=unknown: experts.run(0, unknown))
         row["parts_us"] = parts_us(experts, received, num_rows, fp8, calls)
         pairs = int((received.local_topk_ids >= 0).sum())
         rate = 1.2e9 if fp8 else 0.79e9
