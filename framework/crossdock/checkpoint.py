@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import msgspec
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from crossdock.errors import CheckpointError
+from crossdock.safetensors_file import SafetensorsFile
 from crossdock.types.model import Checkpoint, TensorSpec
 
 SINGLE_FILE = "model.safetensors"
@@ -53,7 +54,7 @@ class SafetensorsCheckpoint:
     """One file, or the shards that an index names. Headers are read at construction, tensors when asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._handles: dict[str, Any] = {}
+        self._files: dict[str, SafetensorsFile] = {}
         self._unread: dict[str, None] = {}
         problems: list[str] = []
         for path, expected in _shards(folder).items():
@@ -64,44 +65,43 @@ class SafetensorsCheckpoint:
     def _open(self, path: Path, expected: frozenset[str], problems: list[str]) -> None:
         """Adds a shard's tensors, or what is wrong with the shard."""
         try:
-            handle = safe_open(path, framework="pt")
+            file = SafetensorsFile(path)
         except FileNotFoundError:
             problems.append(f"shard {path.name} is missing")
             return
         except (OSError, SafetensorError) as error:
             problems.append(f"shard {path.name} is damaged or cut short ({error})")
             return
-        found = frozenset(handle.keys())
+        found = frozenset(file.tensors)
         problems += [
             f"shard {path.name} does not hold {name}, which the index places there" for name in sorted(expected - found)
         ]
-        problems += [f"{name} is in two shards" for name in sorted(found & self._handles.keys())]
-        self._handles.update(dict.fromkeys(found, handle))
+        problems += [f"{name} is in two shards" for name in sorted(found & self._files.keys())]
+        self._files.update(dict.fromkeys(found, file))
         self._unread.update(dict.fromkeys(found))
 
     def names(self) -> Iterable[str]:
-        return self._handles.keys()
+        return self._files.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._handle(name).get_slice(name).get_shape())
+        return self._file(name).tensors[name].shape
 
     def dtype_name(self, name: str) -> str:
-        return str(self._handle(name).get_slice(name).get_dtype())
+        return self._file(name).tensors[name].dtype
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
-        handle = self._handle(name)
+        file = self._file(name)
         self._unread.pop(name, None)
-        tensor: torch.Tensor = handle.get_slice(name)[index] if index else handle.get_tensor(name)
-        return tensor
+        return file.read(name, index)
 
     def unused(self) -> tuple[str, ...]:
         return tuple(self._unread)
 
-    def _handle(self, name: str) -> Any:
-        handle = self._handles.get(name)
-        if handle is None:
+    def _file(self, name: str) -> SafetensorsFile:
+        file = self._files.get(name)
+        if file is None:
             raise CheckpointError(f"the checkpoint has no tensor {name}")
-        return handle
+        return file
 
 
 @attrs.frozen(kw_only=True)
