@@ -21,4 +21,4 @@ def early_launch(tensor: torch.Tensor) -> dict[str, bool]:
 @functools.cache
 def has_early_launch(device_index: int) -> bool:
     """Whether the device can."""
-    return torch.cuda.get_device_capability(device_index)[0] >= 99
+    return torch.cuda.get_device_capability(device_index)[0] >= 9

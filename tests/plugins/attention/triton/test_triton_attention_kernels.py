@@ -171,7 +171,7 @@ def test_prefill_sees_its_prefix_and_nothing_after_itself(paged: bool, key_dim: 
 
 
 def test_query_blocks_cover_each_row_once_longest_context_first() -> None:
-    blocks = query_blocks([(0, 0, 300, 10), (1, 300, 1, 4000)])
+    blocks = query_blocks([(0, 0, 300, 10), (1, 300, 1, 4000)], 128)
     assert blocks == [(1, 300, 1, 4000), (0, 256, 44, 266), (0, 128, 128, 138), (0, 0, 128, 10)]
 
 

@@ -73,7 +73,6 @@ def prefill_kernel(
     value_block: tl.constexpr,
     rows_block: tl.constexpr,
     tokens_block: tl.constexpr,
-    specialise: tl.constexpr,
 ):
     # A block: sequence, first row in the batch, rows in it, position of its first row.
     entry = blocks + tl.program_id(0) * 4
@@ -106,7 +105,7 @@ def prefill_kernel(
     for stretch in tl.static_range(3):
         begin = 0 if stretch == 0 else whole if stretch == 1 else full
         end = whole if stretch == 0 else full if stretch == 1 else context
-        for start in tl.range(begin, end, tokens_block, warp_specialize=specialise and stretch == 0):
+        for start in range(begin, end, tokens_block):
             first = 0 if described else token
             at = tile_rows(start + first, sequence, context, page_table, kv_start, page_columns, page_tokens, paged)
             key = load_tile(k, at, key_head * stride_k_head, stride_k_row, key_dim, key_column, described)

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import torch
 
-from crossdock_attention.attention.triton.kernels.prefill import QUERY_ROWS, can_describe, described_heads, head_parts
+from crossdock_attention.attention.triton.kernels.prefill import can_describe, described_heads, head_parts
+
+QUERY_ROWS = 128
+"""Query rows a program takes, half of them by each group of warps that computes."""
 
 TILE_TOKENS = 128
 """Tokens of the context that a program takes at once."""
