@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -101,13 +102,13 @@ class ServerMetrics:
     async def measured(
         self, deltas: AsyncGenerator[list[ChoiceDelta], None], plan: GenerationPlan
     ) -> AsyncGenerator[list[ChoiceDelta], None]:
-        """Passes ``deltas`` on and measures them; health probes are passed on only."""
+        """Passes ``deltas`` on and measures them; health probes are passed on only. Sequences that a client gives up count as aborted."""
+        marks: dict[int, _Marks] = {}
         try:
             if plan.is_health_check:
                 async for batch in deltas:
                     yield batch
                 return
-            marks: dict[int, _Marks] = {}
             begin = self._clock()
             async for batch in deltas:
                 now = self._clock()
@@ -115,6 +116,10 @@ class ServerMetrics:
                     mark = marks.setdefault(delta.index, _Marks())
                     self._measure(delta, mark, plan, begin, now)
                 yield batch
+        except (GeneratorExit, asyncio.CancelledError):
+            if not plan.is_health_check:
+                self.success["abort"].inc(sum(not mark.finished for mark in _all(marks, plan)))
+            raise
         finally:
             await deltas.aclose()
 
@@ -134,6 +139,7 @@ class ServerMetrics:
         mark.last = now
         self.generation_tokens.inc(count)
         if delta.finish_reason is not None:
+            mark.finished = True
             self.e2e.observe(now - begin)
             self.decode_time.observe(now - mark.first)
             counter = self.success.get(delta.finish_reason)
@@ -147,3 +153,9 @@ class _Marks:
 
     first: float = 0.0
     last: float | None = None
+    finished: bool = False
+
+
+def _all(marks: dict[int, _Marks], plan: GenerationPlan) -> list[_Marks]:
+    """One a choice, those without any output too."""
+    return [marks.get(index, _Marks()) for index in range(plan.num_choices)]

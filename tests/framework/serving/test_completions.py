@@ -291,6 +291,8 @@ def test_hanging_up_aborts_every_sample(run_server: RunServer, stream: bool) -> 
         assert not replica.requests
         assert not server.frontend.active
         assert not server.frontend.engine.replicas[0].in_flight
+        metrics = server.frontend.metrics.text().decode()
+        assert 'request_success_total{finished_reason="abort",model_name="tiny"} 3.0' in metrics
 
     run_server(scenario)
 
