@@ -31,7 +31,7 @@ from crossdock_eplb_algos._shared.layer_copies import layer_copies
 
 DEVICE = torch.device("cuda")
 TOP_K = 8
-SHAPES = ((256, 288, 8), (256, 288, 16), (256, 288, 32), (256, 288, 72), (128, 144, 16), (32, 48, 16))
+SHAPES = ((256, 288, 8), (256, 288, 16), (256, 288, 32), (256, 288, 72), (256, 288, 144), (128, 144, 16))
 """experts, slots, ranks."""
 INNER, REPEATS = 20, 15
 

@@ -25,6 +25,8 @@ class CopyTable:
     """[M] int64 logical expert of each row, ascending; E in rows that are not used."""
     slots: torch.Tensor
     """[M, R] int64 physical expert of the copy on each rank, -1 where there is none."""
+    columns: torch.Tensor
+    """[C] int64 ranks that hold a copy, ascending, padded with R; as many as there can ever be, at most R."""
     only_experts: torch.Tensor
     """[R, S] int64 experts that are on this rank and on no other, padded with E."""
     row_of_expert: torch.Tensor
@@ -69,6 +71,9 @@ def copy_table(replicas: Ints, topology: Topology) -> CopyTable:
     experts[: len(with_choice)] = with_choice
     slots = np.full((num_rows, num_ranks), -1, dtype=np.int64)
     slots[: len(with_choice)] = on_rank[with_choice]
+    columns = np.full(min(num_ranks, 2 * (topology.num_physical_experts - num_experts)), num_ranks, dtype=np.int64)
+    with_copies = np.flatnonzero((slots >= 0).any(axis=0))
+    columns[: len(with_copies)] = with_copies
     row_of_expert = np.full(num_experts, num_rows, dtype=np.int64)
     row_of_expert[with_choice] = numbers(len(with_choice))
 
@@ -78,6 +83,7 @@ def copy_table(replicas: Ints, topology: Topology) -> CopyTable:
     return CopyTable(
         experts=torch.from_numpy(experts),
         slots=torch.from_numpy(slots),
+        columns=torch.from_numpy(columns),
         only_experts=torch.from_numpy(only),
         row_of_expert=torch.from_numpy(row_of_expert),
         first_slot=torch.from_numpy(replicas[:, 0].copy()),

@@ -13,22 +13,26 @@ def even_shares_kernel(
     tokens_ptr,
     experts_ptr,
     slots_ptr,
+    columns_ptr,
     only_experts_ptr,
     shares_ptr,
     num_experts,
     num_rows,
     num_ranks,
+    num_columns,
     num_slots,
     momentum,
     steps: tl.constexpr,
     newton_steps: tl.constexpr,
     rows_block: tl.constexpr,
-    ranks_block: tl.constexpr,
+    columns_block: tl.constexpr,
     slots_block: tl.constexpr,
 ):
-    # tokens [E] int64, experts [M] int64, slots [M, R] int64, only_experts [R, S] int64 -> shares [M, R] float32.
+    # tokens [E], experts [M], slots [M, R], columns [C] and only_experts [R, S], all int64 -> shares [M, R] float32, zero before.
     row = tl.arange(0, rows_block)
-    rank = tl.arange(0, ranks_block)
+    column = tl.arange(0, columns_block)
+    # Only ranks with copies: the others can take nothing.
+    rank = tl.load(columns_ptr + column, mask=column < num_columns, other=num_ranks)
     slot = tl.arange(0, slots_block)
 
     # What ranks have anyway, and what there is to share.
