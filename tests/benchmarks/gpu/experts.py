@@ -19,15 +19,10 @@ import attrs
 import torch
 from crossdock_models.experts.triton.kernels.block_order import block_order
 from crossdock_models.experts.triton.kernels.few_rows import FewTile, few_rows_swiglu
-from crossdock_models.experts.triton.kernels.grouped_swiglu import (
-    GroupedWeights,
-    down_rows,
-    gate_up_rows,
-    grouped_swiglu,
-    sum_choices,
-)
+from crossdock_models.experts.triton.kernels.grouped_large import LARGE_TILES, LargeTiles, large_down, large_gate_up
+from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu, sum_choices
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
-from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
+from crossdock_models.experts.triton.kernels.tiles import Tiles
 
 SHAPES = {
     "qwen3_30b": (128, 2048, 768, 8),
@@ -111,15 +106,12 @@ def candidates(rows_per_expert: float) -> Iterator[Tiles]:
 
 LARGE_VARIANTS: tuple[dict[str, int], ...] = (
     {},
+    {"gate_stages": 3, "down_stages": 4},
     {"group": 4},
     {"group": 16},
-    {"gate_stages": 3, "down_stages": 3},
     {"down_columns": 128},
-    {"gate_columns": 64},
-    {"inner": 128, "gate_stages": 2, "down_stages": 2},
-    {"rows": 64, "gate_warps": 4, "down_warps": 4},
 )
-"""Changes to the tile of prefill."""
+"""Changes to the tiles of prefill."""
 FEW_VARIANTS = (
     (8, 512, 4, 8, 1024, 4),
     (4, 512, 4, 8, 1024, 8),
@@ -131,21 +123,21 @@ FEW_VARIANTS = (
 """Gate columns, inner elements and warps, and those of the second product, for a handful of rows."""
 
 
-def parts_us(
-    rows: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights, tiles: Tiles
+def large_us(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights, tiles: LargeTiles
 ) -> dict[str, float]:
-    """Microseconds of each launch of the sorted path."""
+    """Microseconds of each launch of the way that prefill takes."""
     top_k = ids.shape[1]
-    pairs, block_experts = block_order(ids, experts.num_experts, tiles.rows)
-    activated = gate_up_rows(x, top_k, pairs, block_experts, experts, tiles)
-    parts = down_rows(activated, weights, pairs, block_experts, experts, tiles)
+    order = block_order(ids, experts.num_experts, tiles.rows)
+    activated = large_gate_up(x, top_k, order, experts.gate_up, tiles, None)
+    parts = large_down(activated, weights, order, experts.down, tiles, None)
     calls: dict[str, Callable[[], Any]] = {
         "order": lambda: block_order(ids, experts.num_experts, tiles.rows),
-        "gate_up": lambda: gate_up_rows(x, top_k, pairs, block_experts, experts, tiles),
-        "down": lambda: down_rows(activated, weights, pairs, block_experts, experts, tiles),
+        "gate_up": lambda: large_gate_up(x, top_k, order, experts.gate_up, tiles, None),
+        "down": lambda: large_down(activated, weights, order, experts.down, tiles, None),
         "sum": lambda: sum_choices(parts, ids),
     }
-    return {name: median_us(call, 1 if rows >= 4096 else 5) for name, call in calls.items()}
+    return {name: median_us(call, 1) for name, call in calls.items()}
 
 
 def few_us(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights) -> dict[str, Any]:
@@ -184,30 +176,24 @@ def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> 
     x = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
     calls = 5 if rows < 4096 else 1
 
-    def ours(tiles: Tiles) -> float:
+    def ours(tiles: Tiles | None) -> float:
         return median_us(lambda: grouped_swiglu(x, ids, weights, experts, tiles), calls)
 
     weight_bytes = ids.unique().numel() * 3 * hidden * inner * 2
-    tiles = choose_tiles(rows * top_k / num_experts, False)
     row: dict[str, Any] = {
-        "ours_us": ours(tiles),
+        "ours_us": ours(None),
         "bound_us": round(max(weight_bytes / 4.3e6, rows * top_k * 6 * hidden * inner / 790e6), 1),
         "grouped_mm_us": library_us(rows, ids, experts),
     }
     if rows <= 512:
         want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
-        got = grouped_swiglu(x, ids, weights, experts, tiles).float()
+        got = grouped_swiglu(x, ids, weights, experts).float()
         row["error"] = round(float((got - want).norm() / want.norm()), 5)
     if rows >= 4096:
-        row["parts"] = parts_us(rows, x, ids, weights, experts, tiles)
-        row["variants"] = (
-            {
-                str(change): parts_us(rows, x, ids, weights, experts, attrs.evolve(tiles, **change))
-                for change in LARGE_VARIANTS
-            }
-            if tune
-            else {}
-        )
+        variants = LARGE_VARIANTS if tune else ({},)
+        row["parts"] = {
+            str(change): large_us(x, ids, weights, experts, attrs.evolve(LARGE_TILES, **change)) for change in variants
+        }
     elif rows <= 4:
         row["few"] = few_us(x, ids, weights, experts)
     if tune and rows < 4096:

@@ -42,4 +42,4 @@ class TritonExperts:
         ids, weights = received.local_topk_ids, received.row_weights
         if ids is None or weights is None:
             raise DispatchMisuse(f"experts triton: {received.layout.value} rows without local ids and weights")
-        return grouped_swiglu(received.rows, ids, weights, self._weights[layer])
+        return grouped_swiglu(received.rows, ids, weights, self._weights[layer], sm_budget=sm_budget)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 
-import attrs
 import pytest
 import torch
 from crossdock_models.experts.triton.kernels.block_order import block_order, max_blocks
 from crossdock_models.experts.triton.kernels.block_order_torch import block_order_torch
 from crossdock_models.experts.triton.kernels.few_rows import MOST_ROWS, FewTile, are_few, few_rows_swiglu
-from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu
+from crossdock_models.experts.triton.kernels.grouped_large import LargeTiles, large_down, large_gate_up
+from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu, sum_choices
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
 from crossdock_models.experts.triton.kernels.tiles import FEW, LARGE, MANY, SOME, Tiles
 
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float32
 FP32_TOLERANCE = 2e-5
 """Two chained products of a few hundred terms in another order of summation."""
 BF16_TOLERANCE = 2e-2
@@ -56,10 +57,11 @@ def routing(rows: int, experts: int, top_k: int, kind: str) -> tuple[torch.Tenso
 @pytest.mark.parametrize("kind", ["random", "one_expert", "nowhere"])
 def test_pairs_are_ordered_by_expert_in_whole_blocks(rows: int, kind: str) -> None:
     ids, _ = routing(rows, 5, 3, kind)
-    pairs, experts = block_order(ids, 5, 16)
+    order = block_order(ids, 5, 16)
     want_pairs, want_experts = block_order_torch(ids, 5, 16, max_blocks(ids.numel(), 5, 16))
-    assert torch.equal(pairs, want_pairs)
-    assert torch.equal(experts, want_experts)
+    assert torch.equal(order.pairs, want_pairs)
+    assert torch.equal(order.block_experts, want_experts)
+    assert int(order.num_blocks) == int((want_experts >= 0).sum())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9, 17])
@@ -111,27 +113,32 @@ def test_one_row_of_many_experts_takes_the_unordered_way_to_the_same_sum() -> No
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_descriptors_give_the_same_rows_as_pointers(rows: int) -> None:
-    """An inner size that no column tile divides: a gate tile reaches into the up rows."""
+@pytest.mark.parametrize("sm_budget", [None, 1])
+def test_programs_that_walk_over_tiles_give_the_same_rows(rows: int, sm_budget: int | None) -> None:
+    """An inner size that no column tile divides: what a descriptor brings from past the end is not stored."""
     ids, weights = routing(rows, 3, 2, "random")
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(rows, 64, generator=generator).to(DEVICE)
+    x = torch.randn(rows, 64, generator=generator).to(DEVICE, DTYPE)
     experts = GroupedWeights(
-        gate_up=(torch.randn(3, 2 * 48, 64, generator=generator) / 8).to(DEVICE),
-        down=(torch.randn(3, 64, 48, generator=generator) / 7).to(DEVICE),
+        gate_up=(torch.randn(3, 2 * 48, 64, generator=generator) / 8).to(DEVICE, DTYPE),
+        down=(torch.randn(3, 64, 48, generator=generator) / 7).to(DEVICE, DTYPE),
     )
-    tiles = attrs.evolve(SMALL, gate_columns=32, down_columns=64, descriptors=True)
-    got = grouped_swiglu(x, ids, weights, experts, tiles)
-    want = grouped_swiglu(x, ids, weights, experts, attrs.evolve(tiles, descriptors=False))
-    torch.testing.assert_close(got, want, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE)
+    tiles = LargeTiles(rows=16, gate_columns=32, down_columns=64, inner=16, group=2, warps=4)
+    order = block_order(ids, 3, tiles.rows)
+    activated = large_gate_up(x, 2, order, experts.gate_up, tiles, sm_budget)
+    got = sum_choices(large_down(activated, weights, order, experts.down, tiles, sm_budget), ids)
+    want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
+    tolerance = FP32_TOLERANCE if DEVICE.type == "cpu" else BF16_TOLERANCE
+    torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
 
 def test_pairs_of_several_segments_keep_the_input_order() -> None:
     ids, _ = routing(900, 5, 3, "random")
-    pairs, experts = block_order(ids, 5, 16)
+    order = block_order(ids, 5, 16)
     want_pairs, want_experts = block_order_torch(ids, 5, 16, max_blocks(ids.numel(), 5, 16))
-    assert torch.equal(pairs, want_pairs)
-    assert torch.equal(experts, want_experts)
+    assert torch.equal(order.pairs, want_pairs)
+    assert torch.equal(order.block_experts, want_experts)
+    assert int(order.num_blocks) == int((want_experts >= 0).sum())
 
 
 def test_fp8_weights_are_read_with_the_scale_of_their_block() -> None:
@@ -182,9 +189,9 @@ def test_fp8_weights_are_read_with_the_scale_of_their_block() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tiles", [FEW, SOME, MANY, LARGE])
+@pytest.mark.parametrize("tiles", [FEW, SOME, MANY, LARGE, None])
 @pytest.mark.parametrize("rows", [1, 32, 127, 512])
-def test_every_tile_of_the_table_is_right_on_the_device(tiles: Tiles, rows: int) -> None:
+def test_every_tile_of_the_table_is_right_on_the_device(tiles: Tiles | None, rows: int) -> None:
     ids, weights = routing(rows, 16, 4, "random")
     x = torch.randn(rows, 1024, device=DEVICE).to(torch.bfloat16)
     experts = GroupedWeights(

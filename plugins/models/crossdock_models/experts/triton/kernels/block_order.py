@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 from crossdock.ops.early_launch import early_launch
 
@@ -15,22 +16,34 @@ MAX_SEGMENTS = 32
 """Programs an expert; each looks at a segment of the pairs."""
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class BlockOrder:
+    """Pairs by expert in whole blocks of rows; M blocks at most."""
+
+    pairs: torch.Tensor
+    """[M * block_rows] int32 flat indices r * K + k, R * K where a block is not full."""
+    block_experts: torch.Tensor
+    """[M] int32, -1 for unused blocks, which come last."""
+    num_blocks: torch.Tensor
+    """[1] int32: blocks that are used."""
+
+
 def max_blocks(num_pairs: int, num_experts: int, block_rows: int) -> int:
     """Most blocks that ``num_pairs`` pairs can need: every used expert wastes less than a block, and a pair uses one expert."""
     return -(-num_pairs // block_rows) + min(num_pairs, num_experts)
 
 
-def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """local_ids [R, K] int64 (-1 = none) -> (pairs [M * block_rows] int32, block_experts [M] int32), M = ``max_blocks``.
-
-    ``pairs`` holds flat indices r * K + k, by expert, R * K where a block is not full; ``block_experts`` -1 for unused blocks.
-    """
+def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> BlockOrder:
+    """local_ids [R, K] int64 (-1 = none) -> their order in M = ``max_blocks`` blocks."""
     num_pairs = local_ids.numel()
     blocks = max_blocks(num_pairs, num_experts, block_rows)
-    pairs = torch.empty(blocks * block_rows, dtype=torch.int32, device=local_ids.device)
-    block_experts = torch.empty(blocks, dtype=torch.int32, device=local_ids.device)
+    pairs, block_experts, num_blocks = (
+        torch.empty(size, dtype=torch.int32, device=local_ids.device) for size in (blocks * block_rows, blocks, 1)
+    )
+    order = BlockOrder(pairs=pairs, block_experts=block_experts, num_blocks=num_blocks)
     if blocks == 0:
-        return pairs, block_experts
+        num_blocks.zero_()
+        return order
     # Imported at the first call: CPU installations have no triton.
     import triton
 
@@ -60,6 +73,7 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> t
         counts,
         pairs,
         block_experts,
+        num_blocks,
         num_pairs,
         segment_pairs,
         num_experts,
@@ -71,4 +85,4 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> t
         num_warps=4,
         **early_launch(local_ids),
     )
-    return pairs, block_experts
+    return order

@@ -48,6 +48,7 @@ def place_pairs_kernel(
     counts,
     pairs,
     block_experts,
+    num_blocks,
     # sizes
     num_pairs,
     segment_pairs,
@@ -95,6 +96,7 @@ def place_pairs_kernel(
         for block in range(first_block, first_block + own_blocks):
             tl.store(block_experts + block, expert)
         if expert == num_experts - 1:
+            tl.store(num_blocks, first_block + own_blocks)
             for block in range(first_block + own_blocks, max_blocks):
                 tl.store(block_experts + block, -1)
                 tl.store(pairs + block * block_rows + fill, num_pairs + fill * 0)

@@ -4,15 +4,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import torch
 from crossdock.ops.early_launch import early_launch
 
-from crossdock_models.experts.triton.kernels.block_order import block_order
+from crossdock_models.experts.triton.kernels.block_order import BlockOrder, block_order
 from crossdock_models.experts.triton.kernels.few_rows import are_few, few_rows_swiglu
-from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
+from crossdock_models.experts.triton.kernels.grouped_large import LARGE_TILES, large_down, large_gate_up
+from crossdock_models.experts.triton.kernels.tiles import MOST_MIDDLING_ROWS, Tiles, choose_tiles
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -44,10 +43,10 @@ class GroupedWeights:
     def is_quantised(self) -> bool:
         return self.gate_up_scale is not None
 
-    def can_describe(self, tiles: Tiles) -> bool:
-        """Tiles come through descriptors: whole steps along the summed dimension only, plain weights only."""
-        is_whole = self.hidden_size % tiles.inner == 0 and self.inner_size % tiles.inner == 0
-        return tiles.descriptors and is_whole and not self.is_quantised
+    def takes_large(self, rows_per_expert: float) -> bool:
+        """Many rows, plain weights, and whole steps along the summed dimensions."""
+        is_whole = self.hidden_size % LARGE_TILES.inner == 0 and self.inner_size % LARGE_TILES.inner == 0
+        return rows_per_expert > MOST_MIDDLING_ROWS and is_whole and not self.is_quantised
 
 
 def grouped_swiglu(
@@ -56,49 +55,55 @@ def grouped_swiglu(
     weights: torch.Tensor,
     experts: GroupedWeights,
     tiles: Tiles | None = None,
+    sm_budget: int | None = None,
 ) -> torch.Tensor:
     """rows [R, H], local_ids [R, K] int64 (-1 = none), weights [R, K] float32 -> [R, H] in the dtype of rows.
 
     Row r of the result is the sum over its local choices, in the order of k, of weight * expert(row); zero without any.
+    ``tiles`` instead of what the table says; ``sm_budget`` multiprocessors at most for large products.
     """
     num_rows, top_k = local_ids.shape
     if num_rows == 0:
         return torch.empty_like(rows)
     rows, local_ids, weights = rows.contiguous(), local_ids.contiguous(), weights.contiguous()
+    rows_per_expert = local_ids.numel() / experts.num_experts
     if tiles is None and not experts.is_quantised and are_few(local_ids, experts.num_experts):
         return few_rows_swiglu(rows, local_ids, weights, experts.gate_up, experts.down)
-    tiles = tiles or choose_tiles(num_rows * top_k / experts.num_experts, experts.is_quantised)
-    pairs, block_experts = block_order(local_ids, experts.num_experts, tiles.rows)
-    activated = gate_up_rows(rows, top_k, pairs, block_experts, experts, tiles)
-    parts = down_rows(activated, weights, pairs, block_experts, experts, tiles)
+    if tiles is None and experts.takes_large(rows_per_expert):
+        order = block_order(local_ids, experts.num_experts, LARGE_TILES.rows)
+        activated = large_gate_up(rows, top_k, order, experts.gate_up, LARGE_TILES, sm_budget)
+        parts = large_down(activated, weights, order, experts.down, LARGE_TILES, sm_budget)
+        return sum_choices(parts, local_ids)
+    tiles = tiles or choose_tiles(rows_per_expert, experts.is_quantised)
+    order = block_order(local_ids, experts.num_experts, tiles.rows)
+    activated = gate_up_rows(rows, top_k, order, experts, tiles)
+    parts = down_rows(activated, weights, order, experts, tiles)
     return sum_choices(parts, local_ids)
 
 
 def gate_up_rows(
     rows: torch.Tensor,
     top_k: int,
-    pairs: torch.Tensor,
-    block_experts: torch.Tensor,
+    order: BlockOrder,
     experts: GroupedWeights,
     tiles: Tiles,
 ) -> torch.Tensor:
-    """silu(gate) * up of every pair, in the order of ``pairs``: [blocks * tile rows, I]."""
+    """silu(gate) * up of every pair in its order: [blocks * tile rows, I]."""
     # Imported at the first call: CPU installations have no triton.
     import triton
 
     from crossdock_models.experts.triton.kernels.grouped_swiglu_triton import gate_up_kernel
 
-    blocks, inner_size, hidden_size = block_experts.numel(), experts.inner_size, experts.hidden_size
+    blocks, inner_size, hidden_size = order.block_experts.numel(), experts.inner_size, experts.hidden_size
     activated = torch.empty(blocks * tiles.rows, inner_size, dtype=rows.dtype, device=rows.device)
-    described = experts.can_describe(tiles)
-    gate_up = experts.gate_up.view(-1, inner_size, hidden_size)
+    gate_up = experts.gate_up
     scale = experts.gate_up_scale if experts.gate_up_scale is not None else gate_up
     gate_up_kernel[(blocks * triton.cdiv(inner_size, tiles.gate_columns),)](
         rows,
-        _described(gate_up, 2, tiles.gate_columns, tiles.inner) if described else gate_up,
+        gate_up,
         scale,
-        pairs,
-        block_experts,
+        order.pairs,
+        order.block_experts,
         activated,
         rows.shape[0] * top_k,
         blocks,
@@ -112,7 +117,6 @@ def gate_up_rows(
         block_inner=tiles.inner,
         group=tiles.group,
         weight_blocks=experts.is_quantised,
-        descriptors=described,
         num_warps=tiles.gate_warps,
         num_stages=tiles.gate_stages,
         **early_launch(rows),
@@ -123,8 +127,7 @@ def gate_up_rows(
 def down_rows(
     activated: torch.Tensor,
     weights: torch.Tensor,
-    pairs: torch.Tensor,
-    block_experts: torch.Tensor,
+    order: BlockOrder,
     experts: GroupedWeights,
     tiles: Tiles,
 ) -> torch.Tensor:
@@ -134,17 +137,15 @@ def down_rows(
 
     from crossdock_models.experts.triton.kernels.grouped_swiglu_triton import down_kernel
 
-    blocks, inner_size, hidden_size = block_experts.numel(), experts.inner_size, experts.hidden_size
+    blocks, inner_size, hidden_size = order.block_experts.numel(), experts.inner_size, experts.hidden_size
     parts = torch.empty(weights.numel(), hidden_size, dtype=activated.dtype, device=activated.device)
-    described = experts.can_describe(tiles)
-    down = experts.down.view(-1, inner_size)
-    scale = experts.down_scale if experts.down_scale is not None else down
+    scale = experts.down_scale if experts.down_scale is not None else experts.down
     down_kernel[(blocks * triton.cdiv(hidden_size, tiles.down_columns),)](
-        _described(activated, tiles.rows, tiles.inner) if described else activated,
-        _described(down, tiles.down_columns, tiles.inner) if described else down,
+        activated,
+        experts.down,
         scale,
-        pairs,
-        block_experts,
+        order.pairs,
+        order.block_experts,
         weights,
         parts,
         weights.numel(),
@@ -158,7 +159,6 @@ def down_rows(
         block_inner=tiles.inner,
         group=tiles.group,
         weight_blocks=experts.is_quantised,
-        descriptors=described,
         num_warps=tiles.down_warps,
         num_stages=tiles.down_stages,
         **early_launch(activated),
@@ -180,10 +180,3 @@ def sum_choices(parts: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
         parts, local_ids, out, hidden_size, top_k=top_k, block=block, num_warps=4, **early_launch(parts)
     )
     return out
-
-
-def _described(tensor: torch.Tensor, *tile: int) -> Any:
-    """A tensor descriptor that loads tiles of these sizes."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor.from_tensor(tensor, list(tile))

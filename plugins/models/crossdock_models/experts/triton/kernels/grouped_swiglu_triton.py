@@ -44,7 +44,6 @@ def gate_up_kernel(
     block_inner: tl.constexpr,
     group: tl.constexpr,
     weight_blocks: tl.constexpr,
-    descriptors: tl.constexpr,
     is_early: tl.constexpr,
 ):
     wait_for_inputs(is_early)
@@ -59,38 +58,29 @@ def gate_up_kernel(
         inner = tl.arange(0, block_inner)
         column_inside = column < inner_size
         row_at = rows + row[:, None] * hidden_size + inner[None, :]
-        if descriptors:
-            # gate_up is a tensor descriptor over [S * 2, I, H]: one tile of gate and the one of up come together by the bulk copy engine and
-            # are multiplied as one. Rows of empty pairs are computed from row 0 and never read.
-            both = tl.zeros((block_rows, 2 * block_columns), dtype=tl.float32)
-            for start in range(0, hidden_size, block_inner):
-                tile = gate_up.load([2 * expert, column_block * block_columns, start])
-                both = tl.dot(tl.load(row_at + start), tl.reshape(tile, (2 * block_columns, block_inner)).T, both)
-            gate, up = tl.split(tl.permute(tl.reshape(both, (block_rows, 2, block_columns)), (0, 2, 1)))
-        else:
-            gate = tl.zeros((block_rows, block_columns), dtype=tl.float32)
-            up = tl.zeros((block_rows, block_columns), dtype=tl.float32)
-            weight = gate_up + expert.to(tl.int64) * 2 * inner_size * hidden_size
-            gate_at = weight + column[None, :].to(tl.int64) * hidden_size + inner[:, None]
-            up_at = gate_at + inner_size.to(tl.int64) * hidden_size
-            for start in range(0, hidden_size, block_inner):
-                inside = start + inner < hidden_size
-                x = tl.load(row_at + start, mask=(pair < num_pairs)[:, None] & inside[None, :], other=0.0)
-                mask = inside[:, None] & column_inside[None, :]
-                gate_tile = tl.load(gate_at + start, mask=mask, other=0.0)
-                up_tile = tl.load(up_at + start, mask=mask, other=0.0)
-                if weight_blocks:
-                    # fp8 weights with one scale per 128 x 128: the tile lies inside one block of inner elements.
-                    scale_at = scales + expert.to(tl.int64) * scale_rows * scale_columns + start // 128
-                    block_at = column // 128 * scale_columns
-                    gate_scale = tl.load(scale_at + block_at, mask=column_inside, other=0.0)
-                    scale_at += scale_rows // 2 * scale_columns
-                    up_scale = tl.load(scale_at + block_at, mask=column_inside, other=0.0)
-                    gate += tl.dot(x, gate_tile.to(x.dtype)) * gate_scale[None, :]
-                    up += tl.dot(x, up_tile.to(x.dtype)) * up_scale[None, :]
-                else:
-                    gate = tl.dot(x, gate_tile, gate)
-                    up = tl.dot(x, up_tile, up)
+        gate = tl.zeros((block_rows, block_columns), dtype=tl.float32)
+        up = tl.zeros((block_rows, block_columns), dtype=tl.float32)
+        weight = gate_up + expert.to(tl.int64) * 2 * inner_size * hidden_size
+        gate_at = weight + column[None, :].to(tl.int64) * hidden_size + inner[:, None]
+        up_at = gate_at + inner_size.to(tl.int64) * hidden_size
+        for start in range(0, hidden_size, block_inner):
+            inside = start + inner < hidden_size
+            x = tl.load(row_at + start, mask=(pair < num_pairs)[:, None] & inside[None, :], other=0.0)
+            mask = inside[:, None] & column_inside[None, :]
+            gate_tile = tl.load(gate_at + start, mask=mask, other=0.0)
+            up_tile = tl.load(up_at + start, mask=mask, other=0.0)
+            if weight_blocks:
+                # fp8 weights with one scale per 128 x 128: the tile lies inside one block of inner elements.
+                scale_at = scales + expert.to(tl.int64) * scale_rows * scale_columns + start // 128
+                block_at = column // 128 * scale_columns
+                gate_scale = tl.load(scale_at + block_at, mask=column_inside, other=0.0)
+                scale_at += scale_rows // 2 * scale_columns
+                up_scale = tl.load(scale_at + block_at, mask=column_inside, other=0.0)
+                gate += tl.dot(x, gate_tile.to(x.dtype)) * gate_scale[None, :]
+                up += tl.dot(x, up_tile.to(x.dtype)) * up_scale[None, :]
+            else:
+                gate = tl.dot(x, gate_tile, gate)
+                up = tl.dot(x, up_tile, up)
         activated = gate / (1.0 + tl.exp(-gate)) * up
         place = (row_block * block_rows + lane).to(tl.int64)
         at = out + place[:, None] * inner_size + column[None, :]
@@ -120,7 +110,6 @@ def down_kernel(
     block_inner: tl.constexpr,
     group: tl.constexpr,
     weight_blocks: tl.constexpr,
-    descriptors: tl.constexpr,
     is_early: tl.constexpr,
 ):
     wait_for_inputs(is_early)
@@ -134,26 +123,20 @@ def down_kernel(
         column_inside = column < hidden_size
         inner = tl.arange(0, block_inner)
         total = tl.zeros((block_rows, block_columns), dtype=tl.float32)
-        if descriptors:
-            # Descriptors over [blocks * rows, I] and [S * H, I].
-            for start in range(0, inner_size, block_inner):
-                x = activated.load([row_block * block_rows, start])
-                total = tl.dot(x, down.load([expert * hidden_size + column_block * block_columns, start]).T, total)
-        else:
-            weight_at = down + expert.to(tl.int64) * hidden_size * inner_size
-            weight_at = weight_at + column[None, :].to(tl.int64) * inner_size + inner[:, None]
-            place = (row_block * block_rows + lane).to(tl.int64)
-            row_at = activated + place[:, None] * inner_size + inner[None, :]
-            for start in range(0, inner_size, block_inner):
-                inside = start + inner < inner_size
-                x = tl.load(row_at + start, mask=inside[None, :], other=0.0)
-                tile = tl.load(weight_at + start, mask=inside[:, None] & column_inside[None, :], other=0.0)
-                if weight_blocks:
-                    scale_at = scales + expert.to(tl.int64) * scale_rows * scale_columns + start // 128
-                    scale = tl.load(scale_at + column // 128 * scale_columns, mask=column_inside, other=0.0)
-                    total += tl.dot(x, tile.to(x.dtype)) * scale[None, :]
-                else:
-                    total = tl.dot(x, tile, total)
+        weight_at = down + expert.to(tl.int64) * hidden_size * inner_size
+        weight_at = weight_at + column[None, :].to(tl.int64) * inner_size + inner[:, None]
+        place = (row_block * block_rows + lane).to(tl.int64)
+        row_at = activated + place[:, None] * inner_size + inner[None, :]
+        for start in range(0, inner_size, block_inner):
+            inside = start + inner < inner_size
+            x = tl.load(row_at + start, mask=inside[None, :], other=0.0)
+            tile = tl.load(weight_at + start, mask=inside[:, None] & column_inside[None, :], other=0.0)
+            if weight_blocks:
+                scale_at = scales + expert.to(tl.int64) * scale_rows * scale_columns + start // 128
+                scale = tl.load(scale_at + column // 128 * scale_columns, mask=column_inside, other=0.0)
+                total += tl.dot(x, tile.to(x.dtype)) * scale[None, :]
+            else:
+                total = tl.dot(x, tile, total)
         weight = tl.load(weights + pair, mask=pair < num_pairs, other=0.0)
         at = out + pair[:, None].to(tl.int64) * hidden_size + column[None, :]
         keep = (pair < num_pairs)[:, None] & column_inside[None, :]

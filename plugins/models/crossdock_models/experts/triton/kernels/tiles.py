@@ -18,8 +18,6 @@ class Tiles:
     gate_stages: int
     down_warps: int
     down_stages: int
-    descriptors: bool = False
-    """Weights come through tensor descriptors (the bulk copy engine); the inner step must divide both sizes."""
 
 
 FEW = Tiles(
@@ -69,9 +67,12 @@ LARGE = Tiles(
     gate_stages=4,
     down_warps=8,
     down_stages=4,
-    descriptors=True,
 )
-"""Prefill: bound by arithmetic."""
+"""Prefill of sizes or weights that ``grouped_large`` does not take."""
+
+
+MOST_MIDDLING_ROWS = 96
+"""Rows an expert up to which weights are still a large part of the cost."""
 
 
 def choose_tiles(rows_per_expert: float, quantised: bool) -> Tiles:
@@ -80,12 +81,8 @@ def choose_tiles(rows_per_expert: float, quantised: bool) -> Tiles:
         tiles = FEW
     elif rows_per_expert <= 32:
         tiles = SOME
-    elif rows_per_expert <= 96:
+    elif rows_per_expert <= MOST_MIDDLING_ROWS:
         tiles = MANY
     else:
         tiles = LARGE
-    return (
-        attrs.evolve(tiles, inner=128, gate_stages=2, down_stages=2, descriptors=False)
-        if quantised and tiles.inner != 128
-        else tiles
-    )
+    return attrs.evolve(tiles, inner=128, gate_stages=2, down_stages=2) if quantised and tiles.inner != 128 else tiles
