@@ -59,6 +59,13 @@ class PackedLinear:
         return functional.linear(rows, self._weight, self._bias)
 
 
+    def in_float32(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, in] -> [n, out] float32. On a GPU the sums are never rounded to bf16, and not written twice."""
+        if self._bias is None and rows.is_cuda and rows.dtype is torch.bfloat16:
+            return torch.mm(rows, self._weight.T, out_dtype=torch.float32)
+        return self(rows).float()
+
+
 @functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether torch's oneDNN operators are there and right. They are private, so they are tried on a small case before they are trusted."""

@@ -22,6 +22,7 @@ def test_the_product_is_right(dtype: torch.dtype, rows: int, shape: tuple[int, i
     wanted = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     found = PackedLinear(weight, bias)(x)
     assert found.dtype == dtype
+    torch.testing.assert_close(PackedLinear(weight, bias).in_float32(x), found.float())
     torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[dtype], rtol=0)
 
 

@@ -43,7 +43,7 @@ class Head:
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[R, H] -> [R, vocab] float32. Ranks of a replica want the same rows, so zero rows are zero on all of them."""
-        logits = self._linear(hidden_states).float()
+        logits = self._linear.in_float32(hidden_states)
         group = self._comms.attn_tp
         if group.size == 1:
             return logits
