@@ -17,9 +17,11 @@ import numpy.typing as npt
 import torch
 from crossdock.placement import plan
 from crossdock.types.placement import ExpertLoad, Placement, Topology
-from crossdock_eplb_algos._shared.kernels.water_fill import WaterFill, batched_fill, loads_of
-from crossdock_eplb_algos._shared.layer_copies import LayerCopies, copies_of_layer
-from crossdock_eplb_algos._shared.transport import copy_of_tokens, expert_counts, own_quotas, whole_quotas
+from crossdock_eplb_algos._shared.copy_table import CopyTable, copy_table, loads_without_choice
+from crossdock_eplb_algos._shared.kernels.copy_ends import own_ends, whole_ends
+from crossdock_eplb_algos._shared.kernels.copy_picks import copy_picks, expert_counts
+from crossdock_eplb_algos._shared.kernels.water_fill import WaterFill, batched_fill, shares_of_table
+from crossdock_eplb_algos._shared.layer_copies import LayerCopies, layer_copies
 from scipy.optimize import linprog
 
 TOP_K = 8
@@ -29,6 +31,7 @@ TOP_K = 8
 class Case:
     """One layer with the batch of every rank."""
 
+    table: CopyTable
     copies: LayerCopies
     replica_lists: list[list[int]]
     ids: list[torch.Tensor]
@@ -60,19 +63,23 @@ def cases(options: argparse.Namespace, topology: Topology) -> list[Case]:
             topic = now[layer] * rng.lognormal(0, 0.5, now.shape[1]) + 1e-9
             draws = rng.gumbel(size=(options.tokens, now.shape[1])) + np.log(topic)
             ids.append(torch.from_numpy(np.argsort(-draws, axis=1)[:, :TOP_K].copy()))
-        made.append(Case(copies=copies_of_layer(lists, topology), replica_lists=lists, ids=ids))
+        table = copy_table(placement.logical_to_physical[layer], topology)
+        made.append(Case(table=table, copies=layer_copies(table), replica_lists=lists, ids=ids))
     return made
 
 
+def lp_shares(case: Case, form: str = "auto") -> torch.Tensor:
+    """[M, R] tokens of copies."""
+    return shares_of_table(case.copies, WaterFill(case.copies, form=form).solve(case.counts().sum(0)), case.table)
+
+
 def lp_picks(case: Case, topology: Topology) -> list[torch.Tensor]:
-    counts, copies = case.counts(), case.copies
-    tokens = counts.sum(0)
-    quotas = whole_quotas(WaterFill(copies).solve(tokens), tokens[copies.experts])
-    picks = []
-    for rank, ids in enumerate(case.ids):
-        own = own_quotas(quotas, counts[:, copies.experts], copies, rank, topology.num_nodes)
-        picks.append(copy_of_tokens(ids, counts[rank], own, copies))
-    return picks
+    counts = case.counts()
+    ends = whole_ends(lp_shares(case), counts.sum(0), case.table)
+    return [
+        copy_picks(ids, counts[rank], own_ends(ends, counts, case.table, rank, topology.num_nodes), case.table)
+        for rank, ids in enumerate(case.ids)
+    ]
 
 
 def random_picks(case: Case, topology: Topology) -> list[torch.Tensor]:
@@ -105,7 +112,7 @@ def excess(case: Case, topology: Topology) -> float:
     cost = np.zeros(len(slots) + 1)
     cost[-1] = 1.0
     best = linprog(cost, A_ub=ranks, b_ub=np.zeros(len(ranks)), A_eq=owners, b_eq=tokens.numpy(), method="highs")
-    ours = loads_of(case.copies, tokens, WaterFill(case.copies).solve(tokens)).max()
+    ours = (loads_without_choice(case.table, tokens) + lp_shares(case).sum(0)).max()
     return float(ours) / float(best.fun) - 1
 
 

@@ -1,8 +1,9 @@
 """Planners side by side: thread CPU milliseconds of a plan and the balance that it reaches.
 
     python tests/benchmarks/bench_plan.py [--trace FILE.npz ...] [--shape LAYERSxEXPERTS] [--config SLOTS:GPUS:NODES:GROUPS ...]
+    python tests/benchmarks/bench_plan.py --traces FOLDER
 
-Without a trace, loads of every kind are made (uniform, zipf, hot, dead, bursty, drift, topics). One thread, CPU clock: other
+The second form prints every goal of placement and balancing with what came and whether it holds; see plan_goals.py. Without a trace, loads of every kind are made (uniform, zipf, hot, dead, bursty, drift, topics). One thread, CPU clock: other
 work on the machine disturbs the numbers by its use of caches only.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -18,6 +20,7 @@ from crossdock.placement_io.load_files import read_load
 from crossdock.planning import PlannerScore, read_algo, read_topology, score_planner, windows
 from crossdock.testing.expert_loads import LOADS
 from crossdock.types.placement import ExpertLoad
+from plan_goals import print_goals
 
 PLANNERS = ("global", "crossdock:effort=fast", "crossdock", "crossdock:effort=high")
 CONFIGS = ("288:32:4:8", "288:72:9:8", "288:144:18:8")
@@ -42,7 +45,11 @@ def main() -> None:
     parser.add_argument("--config", action="append", default=[], help="SLOTS:GPUS:NODES:GROUPS")
     parser.add_argument("--window", type=int, default=1, help="steps that are summed to a window of a trace")
     parser.add_argument("--repeat", type=int, default=2, help="timed calls a plan")
+    parser.add_argument("--traces", type=Path, help="folder of traces: print the goals instead")
     arguments = parser.parse_args()
+    if arguments.traces is not None:
+        print_goals(arguments.traces)
+        return
     layers, experts = (int(size) for size in arguments.shape.split("x"))
     loads = (
         {path.rsplit("/", 1)[-1]: read_load([path]) for path in arguments.trace}

@@ -24,6 +24,7 @@ from crossdock_eplb_algos._shared.slots import (
 )
 from crossdock_eplb_algos.eplb_algo.crossdock.options import CrossdockOptions
 
+_SLACK, _SLACK_FEW_SLOTS, _MANY_SLOTS = 0.01, 0.015, 8
 _AIM = 2 / 3
 """Part of the slack that actions aim at; walking a little deeper than needed takes fewer moves."""
 _LINKS_MAY_COST = 0.01
@@ -74,9 +75,14 @@ class CrossdockPlanner:
             packing.overwrite(good, linked.rows(good))
         return packing
 
+    def _slack(self, problem: Problem) -> float:
+        if self.options.slack is not None:
+            return self.options.slack
+        return _SLACK if problem.topology.slots_per_gpu >= _MANY_SLOTS else _SLACK_FEW_SLOTS
+
     def _from_current(self, problem: Problem, current: Ints) -> Ints:
         """Few moves where they suffice; a fresh plan, with GPUs renamed, in layers where they do not."""
-        options, load = self.options, problem.load
+        options, load, slack = self.options, problem.load, self._slack(problem)
         num_layers, num_experts = load.shape
         start, repaired = with_missing_experts(current, load)
         limit = None if options.max_moves is None else np.maximum(options.max_moves - repaired, 0)
@@ -88,19 +94,19 @@ class CrossdockPlanner:
             packing,
             load,
             replica_counts(start, num_experts),
-            reach * (1 + options.slack * _AIM),
-            reach * (1 + options.slack),
+            reach * (1 + slack * _AIM),
+            reach * (1 + slack),
             MoveLimits(max_moves=limit, price=options.move_price),
         )
         old = start.reshape(packing.experts.shape)
         if limit is None:
-            layers = np.flatnonzero(packing.max_load() > reach * (1 + _FAR * options.slack) + 1e-9 * mean)
+            layers = np.flatnonzero(packing.max_load() > reach * (1 + _FAR * slack) + 1e-9 * mean)
             if layers.size:
                 _replan(packing, fresh, old, layers, options.move_price * mean[layers])
         if options.split == "batch":
             room = np.maximum(
                 packing.max_load(),
-                np.minimum(packing_of(start, load, problem.num_gpus).max_load(), reach * (1 + options.slack)),
+                np.minimum(packing_of(start, load, problem.num_gpus).max_load(), reach * (1 + slack)),
             )
             left = (
                 np.full(num_layers, _RELINKS)
@@ -112,7 +118,7 @@ class CrossdockPlanner:
 
     def _on_nodes(self, problem: Problem) -> Ints:
         """Groups on nodes; a layer whose current placement is nearly as good keeps it."""
-        topology, options = problem.topology, self.options
+        topology, options, slack = problem.topology, self.options, self._slack(problem)
         nodes = Nodes(
             num_groups=topology.num_groups,
             num_nodes=topology.num_nodes,
@@ -124,7 +130,7 @@ class CrossdockPlanner:
         slots = packing.experts.reshape(len(problem.load), -1)
         if problem.current is not None:
             now = packing_of(problem.current, problem.load, problem.num_gpus).max_load()
-            keep = now <= packing.max_load() * (1 + options.slack)
+            keep = now <= packing.max_load() * (1 + slack)
             slots = np.where(keep[:, None], problem.current, slots)
         return slots
 
