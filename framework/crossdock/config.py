@@ -116,6 +116,7 @@ class ServerConfig:
     router: Literal["round_robin", "least_requests", "least_tokens", "prefix_affinity"] = option(
         "how requests are spread over replicas", default="least_tokens"
     )
+    receipt_file: str = option("where the receipt goes when the server ends in order; empty writes none", default="")
     max_body_mib: int = option("largest request body", default=64, validator=at_least(1))
     drain_s: float = option("after SIGTERM requests may finish for this long", default=30.0, validator=at_least(0.0))
     stuck_after_s: float = option(

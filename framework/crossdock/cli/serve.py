@@ -6,22 +6,32 @@ import asyncio
 import functools
 from pathlib import Path
 
+import attrs
+
 from crossdock.cli.flags import ConfigFlags
+from crossdock.cli.token_files import check_output
 from crossdock.config import Config
 from crossdock.errors import ConfigValueError
 
 _NO_FLAGS = ConfigFlags()
 
 
-def serve(model: Path | None = None, /, *, flags: ConfigFlags = _NO_FLAGS) -> int:
+def serve(model: Path | None = None, /, *, receipt: Path | None = None, flags: ConfigFlags = _NO_FLAGS) -> int:
     """Serve a model over HTTP until SIGTERM or Ctrl-C, which let running requests finish; a second one ends at once.
 
     Parameters
     ----------
     model
         Folder of a Hugging Face checkpoint; the bundled crossdock-mini without it.
+    receipt
+        JSON file for what was chosen and how often each mode ran, written when the server ends in order.
     """
-    return run_server(flags.load(model).config)
+    config = flags.load(model).config
+    if receipt is not None:
+        config = attrs.evolve(config, server=attrs.evolve(config.server, receipt_file=str(receipt)))
+    if config.server.receipt_file:
+        check_output(Path(config.server.receipt_file), "--receipt")
+    return run_server(config)
 
 
 def run_server(config: Config) -> int:

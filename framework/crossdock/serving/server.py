@@ -22,6 +22,7 @@ from crossdock.serving.frontend_build import bind_http_socket, make_frontend
 from crossdock.serving.hello import say_hello
 from crossdock.serving.http_log import http_logger
 from crossdock.serving.job import Job
+from crossdock.serving.receipts import write_receipt
 from crossdock.serving.signals import Signals
 from crossdock.serving.start_lines import StartLines, say
 from crossdock.types.link import Outgoing
@@ -182,6 +183,7 @@ class Server:
             aborted = await frontend.engine.abort_matching(None)
             say(f"drain time is over: {aborted} sequences aborted")
             await self._until_idle(ABORT_S)
+        await write_receipt(frontend, self.config.server.receipt_file)
         await frontend.engine.stop()
         if not await self.job.supervisor.all_exited(STOP_S):
             say(f"ranks {list(self.job.supervisor.alive)} did not stop within {STOP_S:g} s and are ended")

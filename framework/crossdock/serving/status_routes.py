@@ -13,6 +13,7 @@ from crossdock.serving.frontend import FRONTEND, Frontend, Phase
 from crossdock.serving.generation import GenerationPlan, PromptTokens
 from crossdock.serving.http_io import json_response
 from crossdock.serving.protocol.responses import HealthResponse, LoadsResponse, ReplicaHealth, ReplicaLoadEntry
+from crossdock.serving.receipts import collected_receipt
 from crossdock.serving.replicas import Replica, ReplicaState
 from crossdock.serving.request_ids import request_id
 from crossdock.types.request import SamplingParams
@@ -102,13 +103,7 @@ async def get_server_info(request: web.Request) -> web.Response:
 
 async def get_receipt(request: web.Request) -> web.Response:
     """What really ran: the receipt of rank 0's replica, and the counts of every replica."""
-    frontend = request.app[FRONTEND]
-    replies = await frontend.engine.call("receipt", {}, CONTROL_TIMEOUT_S)
-    counts = [
-        {"dp_rank": replica.attn_dp_rank, "counts": reply.result.get("counts", {})}
-        for replica, reply in zip(frontend.engine.replicas, replies, strict=False)
-    ]
-    return json_response({**replies[0].result, "replicas": counts})
+    return json_response(await collected_receipt(request.app[FRONTEND]))
 
 
 def _probe_plan(replica: Replica) -> GenerationPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import threading
@@ -149,14 +150,20 @@ def test_a_stopped_rank_under_load_is_named_and_everything_ends(servers: list[Se
     server.until(lambda: not server.orphans(), "end of all ranks", timeout_s=10)
 
 
-def test_sigterm_during_steps_ends_in_order(servers: list[ServerProcess], model: Path) -> None:
-    server = serve(servers, model, "--set", "server.drain_s=0.2")
+def test_sigterm_during_steps_ends_in_order_and_leaves_a_receipt(
+    servers: list[ServerProcess], model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "receipt.json"
+    server = serve(servers, model, "--set", "server.drain_s=0.2", "--receipt", str(file))
     server.wait_ready()
     server.ranks()
     requests = LongRequests(server)
     server.signal(signal.SIGTERM)
     assert server.wait(40) == 0
     assert [answer["choices"][0]["finish_reason"] for _, answer in requests.wait()] == ["abort", "abort"]
+    receipt = json.loads(file.read_text())
+    assert sum(receipt["counts"]["forward"].values()) > 0
+    assert [replica["dp_rank"] for replica in receipt["replicas"]] == [0, 1]
     server.until(lambda: not server.orphans(), "end of all ranks", timeout_s=10)
 
 
