@@ -1,7 +1,7 @@
 """Continuous batching of the engine against transformers' own: 1 thread, CPU clock, each side in a process of its own.
 
-Run: ``python tests/benchmarks/bench_engine.py [FOLDER] [--requests 64] [--rounds 1] [--family qwen3_moe]``. FOLDER keeps the checkpoint for the
-next run. Requests have 12 to 128 prompt and new tokens (100 to 1024, scaled by 1/8), all there from the start, at most 32 at once.
+Run: ``python tests/benchmarks/bench_engine.py [FOLDER] [--requests 256] [--rounds 1] [--family qwen3_moe]``. FOLDER keeps the checkpoint for the
+next run. Exits with 1 when a goal is missed. Requests have 12 to 128 prompt and new tokens (100 to 1024, scaled by 1/8), all there from the start, at most 32 at once.
 ``steady`` is the engine with 32 equal requests of the mean lengths: the distance to it is what arrivals, tails and scheduling cost.
 """
 
@@ -25,6 +25,8 @@ SHORTEST, LONGEST = 12, 128
 BATCH = 32
 GOAL_TRANSFORMERS = 3.0
 GOAL_STEADY = 0.9
+TOLERATED = 0.9
+"""Other work on the machine moves a ratio by so much."""
 SIDES = ("ours", "steady", "transformers")
 
 
@@ -135,7 +137,8 @@ def child(side: str, folder: Path, arguments: argparse.Namespace) -> float:
     return float(json.loads(output.splitlines()[-1]))
 
 
-def compare(folder: Path, arguments: argparse.Namespace) -> None:
+def compare(folder: Path, arguments: argparse.Namespace) -> bool:
+    """Prints rates and ratios; True when the goals hold."""
     path = build(folder, arguments.family)
     found: dict[str, list[float]] = {side: [] for side in SIDES}
     for _ in range(arguments.rounds):
@@ -152,23 +155,25 @@ def compare(folder: Path, arguments: argparse.Namespace) -> None:
         ("to transformers' continuous batching", to_theirs, GOAL_TRANSFORMERS),
         ("to the engine's steady rate", to_steady, GOAL_STEADY),
     ):
-        print(f"  {name}: {ratio:.2f}x (goal {goal}: {'holds' if ratio >= 0.9 * goal else 'MISSED'})")
+        print(f"  {name}: {ratio:.2f}x (goal {goal}: {'holds' if ratio >= TOLERATED * goal else 'MISSED'})")
+    return to_theirs >= TOLERATED * GOAL_TRANSFORMERS and to_steady >= TOLERATED * GOAL_STEADY
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--family", default="qwen3_moe")
     parser.add_argument("--side", choices=SIDES, help="for the child processes")
     arguments = parser.parse_args()
     if arguments.side:
         print(json.dumps(run_side(arguments.side, arguments.folder, arguments.requests)))
-        return
+        return 0
     with tempfile.TemporaryDirectory(prefix="crossdock-bench-") as temporary:
-        compare(arguments.folder or Path(temporary), arguments)
+        holds = compare(arguments.folder or Path(temporary), arguments)
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,11 +1,12 @@
 """Host cost of a step without a model: schedule, batch, complete. CPU time of this thread, medians of several rounds.
 
-Run: ``python tests/benchmarks/bench_scheduler.py``.
+Run: ``python tests/benchmarks/bench_scheduler.py``. Exits with 1 when a step of 32 sequences costs more than the goal.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 
 import torch
@@ -21,7 +22,9 @@ PROMPT_TOKENS = 128
 STEPS = 200
 ROUNDS = 5
 VOCAB = 8192
-GOAL_MS = 0.5
+GOAL_MS, HOPED_MS = 0.5, 0.2
+TOLERATED = 0.9
+"""Other work on the machine moves a figure by so much."""
 
 
 def step_plan(rows: int) -> StepPlan:
@@ -86,15 +89,21 @@ def sampling_cost_ms(batch: int, **sampling: object) -> float:
     return statistics.median(times) * 1e3
 
 
-def main() -> None:
+def main() -> int:
     torch.set_num_threads(1)
+    holds = True
     print(f"scheduler and batch, decode, prompt {PROMPT_TOKENS}, ms of CPU a step (medians of {ROUNDS})")
     for batch in (1, 8, 32, 128, 256):
         rounds = [decode_cost_ms(batch) for _ in range(ROUNDS)]
         parts = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
         listed = "  ".join(f"{name} {value:.3f}" for name, value in parts.items())
-        goal = f"  goal {GOAL_MS}" if batch == 32 else ""
-        print(f"  batch {batch:4d}  total {sum(parts.values()):.3f}  {listed}{goal}")
+        total = sum(parts.values())
+        print(f"  batch {batch:4d}  total {total:.3f}  {listed}")
+        if batch == 32:
+            holds = total <= GOAL_MS / TOLERATED
+            print(
+                f"    goal {GOAL_MS}: {'holds' if holds else 'MISSED'}, hoped {HOPED_MS}: {'holds' if total <= HOPED_MS else 'no'}"
+            )
     print(f"sampling, batch 32, vocabulary {VOCAB}, ms of CPU a step")
     kinds: dict[str, dict[str, object]] = {
         "greedy": {},
@@ -104,7 +113,8 @@ def main() -> None:
     }
     for name, sampling in kinds.items():
         print(f"  {name:26s} {sampling_cost_ms(32, **sampling):.3f}")
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
