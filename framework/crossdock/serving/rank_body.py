@@ -24,7 +24,7 @@ def run_model_rank(spec: RankSpec, link: RankLink) -> None:
     begin_s = time.monotonic()
     plan = plan_rank(spec.config, spec.rank)
     take_device(plan.config.launch.device, spec.local_rank)
-    _say_kernels(plan)
+    say_kernels(plan)
     comms, store = _join(spec, plan)
     _LOG.info("joined", ranks=plan.sizes.ranks, seconds=round(time.monotonic() - begin_s, 1))
     run_rank(plan, comms, link, store=store)
@@ -32,7 +32,7 @@ def run_model_rank(spec: RankSpec, link: RankLink) -> None:
         dist.destroy_process_group()
 
 
-def _say_kernels(plan: RankPlan) -> None:
+def say_kernels(plan: RankPlan) -> None:
     """Says once a job that CPU kernels are missing: nothing fails, decode is slower."""
     if plan.config.launch.device != "cpu" or plan.place.rank != 0:
         return

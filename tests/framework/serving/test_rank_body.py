@@ -1,0 +1,33 @@
+"""What a rank says about its machine before it joins the others."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import structlog
+from crossdock.config import Config, LaunchConfig
+from crossdock.native_code import NativeCode
+from crossdock.rank_plan import plan_rank
+from crossdock.serving import rank_body
+
+MISSING = NativeCode(library=None, reason="no C compiler found (cc, gcc, clang)")
+
+
+def said(rank: int, device: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(rank_body, "native_code", lambda: MISSING)
+    plan = plan_rank(Config(), 0)
+    plan = attrs.evolve(
+        plan,
+        place=attrs.evolve(plan.place, rank=rank),
+        config=attrs.evolve(plan.config, launch=LaunchConfig(device=device)),
+    )
+    with structlog.testing.capture_logs() as lines:
+        rank_body.say_kernels(plan)
+    return [str(line["event"]) for line in lines]
+
+
+def test_absent_kernels_are_said_once_a_job_and_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = said(0, "cpu", monkeypatch)
+    assert line == "compiled CPU kernels are absent, torch operators run instead and are slower"
+    assert said(1, "cpu", monkeypatch) == []
+    assert said(0, "cuda", monkeypatch) == []
