@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 import pytest
 import structlog
@@ -13,7 +15,7 @@ from crossdock.serving import rank_body
 MISSING = NativeCode(library=None, reason="no C compiler found (cc, gcc, clang)")
 
 
-def said(rank: int, device: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def said(rank: int, device: Literal["cpu", "cuda"], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(rank_body, "native_code", lambda: MISSING)
     plan = plan_rank(Config(), 0)
     plan = attrs.evolve(
