@@ -11,12 +11,13 @@ from crossdock.errors import MisuseError
 from crossdock_attention.attention.triton.kernels.paged_decode import (
     NewRows,
     choose_splits,
-    latent_head_slices,
+    latent_group,
     paged_decode,
 )
 from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
 from crossdock_attention.attention.triton.kernels.prefill import prefill, query_blocks
 from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
+from crossdock_attention.attention.triton.kernels.prefill_whole import prefill_whole
 from crossdock_attention.attention.triton.kernels.store_rows import store_rows
 from crossdock_attention.attention.triton.kernels.store_rows_torch import store_rows_torch
 
@@ -210,6 +211,37 @@ def test_rows_of_another_size_are_not_stored() -> None:
         store_rows(torch.zeros(1, dtype=torch.int64, device=DEVICE), (pool[0, :1, :2],), (pool,))
 
 
-def test_many_latent_heads_take_several_launches() -> None:
-    assert latent_head_slices(16) == [slice(0, 32)]
-    assert latent_head_slices(72) == [slice(0, 32), slice(32, 64), slice(64, 96)]
+def test_latent_heads_are_cut_into_equal_groups() -> None:
+    assert [latent_group(heads) for heads in (1, 5, 16, 17, 72, 128)] == [1, 5, 16, 1, 12, 16]
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_many_latent_heads_share_the_cached_rows_in_groups(splits: int) -> None:
+    (latent,), generator = pools(60, 1, (40,))
+    lengths = [33, 130]
+    table = table_of(lengths, generator)
+    q = torch.randn(2, 36, 40, generator=generator).to(DEVICE, DTYPE)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    arrivals = arrivals_of(q, 3)
+    got = paged_decode(q[..., :32], latent, None, table, seq_lens, 0.2, splits, q_rest=q[..., 32:], arrivals=arrivals)
+    want = paged_decode_torch(q, latent, latent[..., :32], table, seq_lens, 0.2)
+    torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_part_of_the_keys_that_all_heads_share_may_come_apart(whole: bool) -> None:
+    generator = torch.Generator().manual_seed(7)
+    q = torch.randn(128, 2, 96, generator=generator).to(DEVICE, DTYPE)
+    packed = torch.randn(128, 2 * 64 + 32 + 8, generator=generator).to(DEVICE, DTYPE)
+    keys, rest = packed[:, :128].unflatten(1, (2, 64)), packed[:, 128:160].unsqueeze(1)
+    values = torch.randn(128, 2, 64, generator=generator).to(DEVICE, DTYPE)
+    blocks = torch.tensor(query_blocks([(0, 0, 128, 0)], 128 if whole else 64), dtype=torch.int32, device=DEVICE)
+    starts = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    got, want = (torch.zeros(128, 2, 64, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    if whole:
+        prefill_whole(q, keys, values, got, blocks, 0.2, tokens=64, kv_starts=starts, k_rest=rest)
+    else:
+        prefill(q, keys, values, got, blocks, 0.2, kv_starts=starts, k_rest=rest)
+    complete = torch.cat((keys, rest.expand(-1, 2, -1)), dim=2)
+    prefill_torch(q, [(complete, values)], [(0, 128)], want, 0.2)
+    torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)

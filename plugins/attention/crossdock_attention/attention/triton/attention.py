@@ -13,7 +13,7 @@ from crossdock_attention.attention.triton.kernels.paged_decode import (
     LATENT_TILE,
     NewRows,
     choose_splits,
-    latent_head_slices,
+    latent_group,
     paged_decode,
 )
 from crossdock_attention.attention.triton.kernels.prefill import prefill
@@ -38,7 +38,8 @@ class TritonAttention:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
-        self._key_heads = spec.kv.num_kv_heads if spec.kv.kind == "gqa" else 1
+        is_latent = spec.kv.kind == "mla"
+        self._key_heads = spec.num_heads // latent_group(spec.num_heads) if is_latent else spec.kv.num_kv_heads
 
     @property
     def capabilities(self) -> AttentionCapabilities:
@@ -93,22 +94,18 @@ class TritonAttention:
         is_latent = layer.kv.kind == "mla"
         keys, values = (layer.cache[0].unsqueeze(2), None) if is_latent else layer.cache
         queries, rest = latent_queries(q, layer) if is_latent else (q, None)
-        contexts = [
-            paged_decode(
-                queries[:, heads],
-                keys,
-                values,
-                rows.page_table,
-                rows.seq_lens,
-                layer.scale,
-                rows.splits,
-                q_rest=None if rest is None else rest[:, heads],
-                new=new,
-                arrivals=rows.arrivals,
-            )
-            for heads in (latent_head_slices(layer.num_heads) if is_latent else [slice(None)])
-        ]
-        context = contexts[0] if len(contexts) == 1 else torch.cat(contexts, dim=1)
+        context = paged_decode(
+            queries,
+            keys,
+            values,
+            rows.page_table,
+            rows.seq_lens,
+            layer.scale,
+            rows.splits,
+            q_rest=rest,
+            new=new,
+            arrivals=rows.arrivals,
+        )
         return values_of(context, layer) if is_latent else context
 
     def _prefill(
@@ -131,5 +128,6 @@ class TritonAttention:
                 q, k_rows, v_rows, out, rows.blocks, layer.scale, page_table=batch.page_table, page_tokens=page_tokens
             )
             return
-        keys, values = expand_contexts(k, layer, rows, batch.page_table)
-        prefill(q, keys, values, out, rows.blocks, layer.scale, kv_starts=rows.kv_starts)
+        keys, rest, values = expand_contexts(k, layer, rows, batch.page_table)
+        starts = rows.first_rows if rows.is_fresh else rows.kv_starts
+        prefill(q, keys, values, out, rows.blocks, layer.scale, kv_starts=starts, k_rest=rest)

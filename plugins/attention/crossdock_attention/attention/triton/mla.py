@@ -35,23 +35,28 @@ def values_of(context: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
 
 def expand_contexts(
     latent_rows: torch.Tensor, layer: AttentionLayer, rows: PrefillRows, page_table: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys [L, heads, nope + rope] and values [L, heads, dv] of all contexts, packed as ``rows.kv_starts`` says.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys of all contexts, [L, heads, nope], and [L, 1, rope] for all heads; values [L, heads, dv].
 
-    Rows of this step are taken from ``latent_rows`` [N, r + rope], older ones from the cache.
+    Rows of this step are taken from ``latent_rows`` [N, r + rope], older ones from the cache; contexts are packed as ``rows.kv_starts`` says.
+    Without older ones they stay where they are, as ``rows.first_rows`` says.
     """
     w_uk, w_uv = _projections(layer)
     heads, nope, rank = w_uk.shape
-    pool = layer.cache[0]
+    latent = latent_rows if rows.is_fresh else _packed_contexts(latent_rows, layer.cache[0], rows, page_table)
+    keys = (latent[:, :rank] @ w_uk.reshape(heads * nope, rank).T).view(-1, heads, nope)
+    values = (latent[:, :rank] @ w_uv.transpose(0, 1).reshape(rank, -1)).view(latent.shape[0], heads, -1)
+    return keys, latent[:, None, rank:], values
+
+
+def _packed_contexts(
+    latent_rows: torch.Tensor, pool: torch.Tensor, rows: PrefillRows, page_table: torch.Tensor
+) -> torch.Tensor:
+    """[L, r + rope]: every sequence's cached rows and this step's, back to back."""
     parts: list[torch.Tensor] = []
     for sequence, first, count, prefix in rows.contexts:
         if prefix:
             pages = page_table[sequence, : -(-prefix // pool.shape[1])].long()
             parts.append(pool[pages].flatten(0, 1)[:prefix])
         parts.append(latent_rows[first : first + count])
-    latent = torch.cat(parts) if len(parts) > 1 else parts[0]
-    keys = latent.new_empty(latent.shape[0], heads, nope + latent.shape[1] - rank)
-    keys[..., :nope] = (latent[:, :rank] @ w_uk.reshape(heads * nope, rank).T).view(-1, heads, nope)
-    keys[..., nope:] = latent[:, None, rank:]
-    values = (latent[:, :rank] @ w_uv.transpose(0, 1).reshape(rank, -1)).view(latent.shape[0], heads, -1)
-    return keys, values
+    return torch.cat(parts)

@@ -29,8 +29,8 @@ class DecodeTile:
 GQA_TILE = DecodeTile(tokens=64, warps=4, stages=2)
 LATENT_TILE = DecodeTile(tokens=32, warps=4, stages=2)
 """For MLA, whose rows are several times longer."""
-MOST_LATENT_HEADS = 32
-"""Heads of MLA that a program attends with: results of more do not fit into its registers, nor their queries beside the cached rows."""
+MOST_LATENT_HEADS = 16
+"""Heads of MLA that a program attends with: as many as the rows of the smallest product; results of more would not fit into its registers."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -51,9 +51,9 @@ def choose_splits(num_rows: int, key_heads: int, longest: int, block: int) -> in
     return 1 << (wanted.bit_length() - 1)
 
 
-def latent_head_slices(num_heads: int) -> list[slice]:
-    """Heads of MLA by launch: each of them reads the cache, and stores the same new rows."""
-    return [slice(first, first + MOST_LATENT_HEADS) for first in range(0, num_heads, MOST_LATENT_HEADS)]
+def latent_group(num_heads: int) -> int:
+    """Heads of MLA that a program attends with: equal groups."""
+    return max(group for group in range(1, MOST_LATENT_HEADS + 1) if num_heads % group == 0)
 
 
 def paged_decode(
@@ -72,29 +72,30 @@ def paged_decode(
 ) -> torch.Tensor:
     """q [B, heads, D], k_pool [pages, page_tokens, key heads, D], v_pool [.., .., key heads, Dv] -> [B, heads, Dv].
 
-    MLA: one key head, ``v_pool`` None; the query's last part comes apart as ``q_rest`` [B, heads, rope], the cached rows are
-    [D + rope] and the value is the key without its last part, Dv = D.
-
+    MLA: one key head, ``v_pool`` None; the query's last part comes apart as ``q_rest`` [B, heads, rope], cached rows are [D + rope], Dv = D.
     page_table [B, columns] int32, seq_lens [B] int32 on the device, the step's own row included; a row of length 0 gives zeros, reads nothing
     and stores nothing. With ``new`` the last token of each sequence is taken from there and put into the cache, else it is in the cache.
-    arrivals [B * key heads] int32 zeros, zero again afterwards; needed for more than one split.
+    arrivals [B * key heads] int32 zeros (MLA: B times the groups of ``latent_group``), zero again afterwards; needed for more than one split.
     """
     # Imported at the first call: CPU installations have no triton.
     from crossdock_attention.attention.triton.kernels.paged_decode_triton import paged_decode_kernel
 
-    (num_rows, num_heads, key_dim), (_, page_tokens, key_heads, _) = q.shape, k_pool.shape
+    num_rows, num_heads, key_dim = q.shape
+    # MLA: each group of heads is a key head of its own, all in the same place.
+    is_latent = v_pool is None
+    group = latent_group(num_heads) if is_latent else num_heads // k_pool.shape[2]
     rest_dim = 0 if q_rest is None else q_rest.shape[2]
     value_dim = key_dim if v_pool is None else v_pool.shape[3]
     out = torch.empty(num_rows, num_heads, value_dim, dtype=q.dtype, device=q.device)
     if num_rows == 0:
         return out
-    tile = tile or (GQA_TILE if v_pool is not None else LATENT_TILE)
+    tile = tile or (LATENT_TILE if is_latent else GQA_TILE)
     parts = (num_rows, num_heads, splits) if splits > 1 else (0, 0, 0)
     partial, sums = (q.new_empty(shape, dtype=torch.float32) for shape in ((*parts, value_dim), (2, *parts)))
     values, rest = k_pool if v_pool is None else v_pool, q if q_rest is None else q_rest
     new_keys = k_pool if new is None else new.k
     new_values = new_keys if new is None or new.v is None else new.v
-    paged_decode_kernel[(num_rows, key_heads, splits)](
+    paged_decode_kernel[(num_rows, num_heads // group, splits)](
         q,
         rest,
         k_pool,
@@ -113,20 +114,20 @@ def paged_decode(
         scale,
         *q.stride()[:2],
         *rest.stride()[:2],
-        *k_pool.stride()[1:3],
+        *_strides(k_pool, 1, is_latent),
         *values.stride()[1:3],
-        *new_keys.stride()[:2],
+        *_strides(new_keys, 0, is_latent),
         *new_values.stride()[:2],
-        page_tokens=page_tokens,
-        group=num_heads // key_heads,
-        group_block=_block(num_heads // key_heads),
+        page_tokens=k_pool.shape[1],
+        group=group,
+        group_block=_block(group),
         key_dim=key_dim,
         key_block=_block(key_dim),
         rest_dim=rest_dim,
         rest_block=_block(rest_dim),
         value_dim=value_dim,
         value_block=_block(value_dim),
-        value_is_key=v_pool is None,
+        value_is_key=is_latent,
         has_new=new is not None,
         splits=splits,
         block=tile.tokens,
@@ -136,6 +137,11 @@ def paged_decode(
         **early_launch(q),
     )
     return out
+
+
+def _strides(tensor: torch.Tensor, dim: int, is_shared: bool) -> tuple[int, int]:
+    """From row to row and from head to head; all heads are in one place where they share it."""
+    return tensor.stride(dim), 0 if is_shared else tensor.stride(dim + 1)
 
 
 def _block(dim: int) -> int:

@@ -55,13 +55,16 @@ def prefill(
     page_table: torch.Tensor | None = None,
     kv_starts: torch.Tensor | None = None,
     page_tokens: int = 1,
+    k_rest: torch.Tensor | None = None,
     block_rows: int = QUERY_ROWS,
     tile: PrefillTile | None = None,
 ) -> None:
     """q [N, heads, D] -> out [N, heads, Dv], rows named in ``blocks`` [M, 4] int32 only (see ``query_blocks``).
 
     Paged: k [slots, key heads, D], v [slots, key heads, Dv], page_table [B, columns] int32. Packed: kv_starts [B] int32, the first row of each
-    sequence's context in k and v. Heads lie side by side in a row of q, k and v; rows may be further apart.
+    sequence's context in k and v. Rows and heads of q, k and v may be further apart than they are long.
+
+    MLA: ``k_rest`` [rows, 1, rope] is the last part of the keys of every head, and k [rows, heads, D - rope] what is before it.
     """
     if blocks.shape[0] == 0:
         return
@@ -71,17 +74,18 @@ def prefill(
     from crossdock_attention.attention.triton.kernels.prefill_triton import prefill_kernel
 
     _, num_heads, query_dim = q.shape
-    key_dim, rest_dim = head_parts(query_dim)
+    k, k_rest = key_parts(k, k_rest)
+    key_dim, rest_dim = k.shape[2], query_dim - k.shape[2]
     tile = tile or (WIDE_TILE if rest_dim else PLAIN_TILE)
     value_dim = v.shape[2]
     rest_block = max(16, triton.next_power_of_2(rest_dim)) if rest_dim else 16
     described = page_table is None or page_tokens % tile.tokens == 0
-    described = described and can_describe(k, (key_dim, rest_dim or 16)) and can_describe(v, (value_dim,))
+    described = described and all(can_describe(part) for part in (k, k_rest, v))
     table = page_table if page_table is not None else kv_starts
     prefill_kernel[(blocks.shape[0], num_heads)](
         q,
         described_heads(k, tile.tokens, key_dim) if described else k,
-        described_heads(k, tile.tokens, rest_block) if described and rest_dim else k,
+        described_heads(k_rest, tile.tokens, rest_dim) if described and rest_dim else k_rest,
         described_heads(v, tile.tokens, value_dim) if described else v,
         table,
         kv_starts if kv_starts is not None else table,
@@ -93,6 +97,8 @@ def prefill(
         q.stride(1),
         k.stride(0),
         k.stride(1),
+        k_rest.stride(0),
+        k_rest.stride(1) if k_rest.shape[1] > 1 else 0,
         v.stride(0),
         v.stride(1),
         out.stride(0),
@@ -114,22 +120,24 @@ def prefill(
     )
 
 
-def head_parts(query_dim: int) -> tuple[int, int]:
-    """A head size between powers of two is cut in two parts rather than padded: 192 is 128 + 64, 128 is 128 + 0."""
-    key_dim = 1 << (query_dim.bit_length() - 1)
-    return key_dim, query_dim - key_dim
+def key_parts(k: torch.Tensor, k_rest: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys in two parts, of which the second may be empty. A head size between powers of two is cut rather than padded: 192 is 128 + 64."""
+    if k_rest is not None:
+        return k, k_rest
+    key_dim = 1 << (k.shape[2].bit_length() - 1)
+    return k[..., :key_dim], k[..., key_dim:]
 
 
-def can_describe(heads: torch.Tensor, widths: Sequence[int]) -> bool:
-    """Whether tiles of [tokens, width] of [rows, heads, dim] can come through a descriptor: aligned rows, widths that need no padding."""
+def can_describe(heads: torch.Tensor) -> bool:
+    """Whether tiles of [tokens, dim] of [rows, heads, dim] can come through a descriptor: aligned rows, and a width that needs no padding."""
+    width = heads.shape[2]
     aligned = heads.data_ptr() % 16 == 0 and heads.stride(0) * heads.element_size() % 16 == 0
-    plain = heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
-    return aligned and plain and all(width >= 16 and width & (width - 1) == 0 for width in widths)
+    return width == 0 or (aligned and heads.stride(2) == 1 and width >= 16 and width & (width - 1) == 0)
 
 
 def described_heads(heads: torch.Tensor, tokens: int, columns: int) -> Any:
-    """Loads tiles of [tokens, columns] of [rows, heads, dim], whose heads lie side by side."""
+    """Loads tiles of [tokens, columns] of [rows, heads, dim]; a head begins at its number times the stride between heads."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    shape = [heads.shape[0], heads.shape[1] * heads.shape[2]]
-    return TensorDescriptor(heads, shape, [heads.stride(0), 1], [tokens, columns])
+    width = (heads.shape[1] - 1) * heads.stride(1) + heads.shape[2]
+    return TensorDescriptor(heads, [heads.shape[0], width], [heads.stride(0), 1], [tokens, columns])

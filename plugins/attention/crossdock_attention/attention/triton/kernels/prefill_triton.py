@@ -56,6 +56,8 @@ def prefill_kernel(
     stride_q_head,
     stride_k_row,
     stride_k_head,
+    stride_rest_row,
+    stride_rest_head,
     stride_v_row,
     stride_v_head,
     stride_out_row,
@@ -111,8 +113,8 @@ def prefill_kernel(
             key = load_tile(k, at, key_head * stride_k_head, stride_k_row, key_dim, key_column, described)
             scores = tl.dot(query, key.T)
             if rest_dim > 0:
-                rest_at = key_head * stride_k_head + key_dim
-                rest = load_tile(k_rest, at, rest_at, stride_k_row, rest_dim, rest_column, described)
+                rest_at = key_head * stride_rest_head
+                rest = load_tile(k_rest, at, rest_at, stride_rest_row, rest_dim, rest_column, described)
                 scores = tl.dot(query_rest, rest.T, scores)
             if stretch > 0:
                 seen = (start + token)[None, :] <= (first_position + lane)[:, None]

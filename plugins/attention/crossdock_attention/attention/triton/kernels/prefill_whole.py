@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from crossdock_attention.attention.triton.kernels.prefill import can_describe, described_heads, head_parts
+from crossdock_attention.attention.triton.kernels.prefill import can_describe, described_heads, key_parts
 
 QUERY_ROWS = 128
 """Query rows a program takes, half of them by each group of warps that computes."""
@@ -30,6 +30,7 @@ def prefill_whole(
     page_table: torch.Tensor | None = None,
     kv_starts: torch.Tensor | None = None,
     page_tokens: int = 1,
+    k_rest: torch.Tensor | None = None,
     stages: int = 2,
 ) -> None:
     """As ``prefill``, for blocks whose first position and rows add up to a multiple of ``tokens``; see ``can_take``."""
@@ -40,14 +41,14 @@ def prefill_whole(
 
     from crossdock_attention.attention.triton.kernels.prefill_whole_triton import prefill_whole_kernel
 
-    key_dim, rest_dim = head_parts(q.shape[2])
-    value_dim = v.shape[2]
+    k, k_rest = key_parts(k, k_rest)
+    key_dim, rest_dim, value_dim = k.shape[2], k_rest.shape[2], v.shape[2]
     table = page_table if page_table is not None else kv_starts
     # For the descriptors that the kernel makes.
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=q.device))
     prefill_whole_kernel[(blocks.shape[0], q.shape[1])](
         described_heads(k, tokens, key_dim),
-        described_heads(k, tokens, rest_dim) if rest_dim else k,
+        described_heads(k_rest, tokens, rest_dim) if rest_dim else k,
         described_heads(v, tokens, value_dim),
         q,
         table,
@@ -60,6 +61,7 @@ def prefill_whole(
         q.stride(0),
         q.stride(1),
         k.stride(1),
+        k_rest.stride(1) if k_rest.shape[1] > 1 else 0,
         v.stride(1),
         out.stride(0),
         out.stride(1),
@@ -76,9 +78,9 @@ def prefill_whole(
     )
 
 
-def can_take(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def can_take(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_rest: torch.Tensor | None = None) -> bool:
     """Whether the heads can come through descriptors, and are of a size that the kernel has registers for."""
-    key_dim, rest_dim = head_parts(q.shape[2])
-    parts = (key_dim, rest_dim) if rest_dim else (key_dim,)
-    fits = key_dim in (64, 128) and rest_dim in (0, 64) and v.shape[2] in (64, 128)
-    return fits and can_describe(q, parts) and can_describe(k, parts) and can_describe(v, (v.shape[2],))
+    k, k_rest = key_parts(k, k_rest)
+    fits = k.shape[2] in (64, 128) and k_rest.shape[2] in (0, 64) and v.shape[2] in (64, 128)
+    aligned = q.data_ptr() % 16 == 0 and q.stride(0) * q.element_size() % 16 == 0 and q.stride(2) == 1
+    return fits and aligned and all(can_describe(part) for part in (k, k_rest, v))

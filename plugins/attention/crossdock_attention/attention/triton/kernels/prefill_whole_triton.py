@@ -34,6 +34,7 @@ def prefill_whole_kernel(
     stride_q_row,
     stride_q_head,
     stride_k_head,
+    stride_rest_head,
     stride_v_head,
     stride_out_row,
     stride_out_head,
@@ -77,7 +78,7 @@ def prefill_whole_kernel(
         key = k.load([at, key_head * stride_k_head])
         scores = tl.dot(query, key.T)
         if rest_dim > 0:
-            rest = k_rest.load([at, key_head * stride_k_head + key_dim])
+            rest = k_rest.load([at, key_head * stride_rest_head])
             scores = tl.dot(query_rest, rest.T, scores)
         seen = (start + token)[None, :] <= (first_position + lane)[:, None]
         scores = tl.where(seen, scores, float("-inf"))
