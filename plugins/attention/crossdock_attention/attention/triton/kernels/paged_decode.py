@@ -84,15 +84,14 @@ def paged_decode(
     # MLA: each group of heads is a key head of its own, all in the same place.
     is_latent = v_pool is None
     group = latent_group(num_heads) if is_latent else num_heads // k_pool.shape[2]
-    rest_dim = 0 if q_rest is None else q_rest.shape[2]
-    value_dim = key_dim if v_pool is None else v_pool.shape[3]
+    rest_dim, rest = (0, q) if q_rest is None else (q_rest.shape[2], q_rest)
+    value_dim, values = (key_dim, k_pool) if v_pool is None else (v_pool.shape[3], v_pool)
     out = torch.empty(num_rows, num_heads, value_dim, dtype=q.dtype, device=q.device)
     if num_rows == 0:
         return out
     tile = tile or (LATENT_TILE if is_latent else GQA_TILE)
     parts = (num_rows, num_heads, splits) if splits > 1 else (0, 0, 0)
     partial, sums = (q.new_empty(shape, dtype=torch.float32) for shape in ((*parts, value_dim), (2, *parts)))
-    values, rest = k_pool if v_pool is None else v_pool, q if q_rest is None else q_rest
     new_keys = k_pool if new is None else new.k
     new_values = new_keys if new is None or new.v is None else new.v
     paged_decode_kernel[(num_rows, num_heads // group, splits)](
