@@ -14,6 +14,7 @@ from crossdock.eplb.live_placement import LivePlacement, make_canaries
 from crossdock.eplb.load_report import LoadReport
 from crossdock.eplb.load_segments import LoadSegments
 from crossdock.eplb.manager import EplbManager
+from crossdock.eplb.reload import ExpertReload
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors, slot_bytes
 from crossdock.eplb.transfer import LocalCarrier, SliceCarrier
@@ -31,7 +32,7 @@ from crossdock.recorder import ExpertLoadRecorder
 from crossdock.recorder_window import LoadWindow
 from crossdock.types.capability import RebalancePolicyCapabilities
 from crossdock.types.experts import ExpertTensors
-from crossdock.types.model import Model, MoeParts
+from crossdock.types.model import ExpertReader, Model, MoeParts
 from crossdock.types.observer import Observer
 from crossdock.types.placement import Topology
 
@@ -98,6 +99,7 @@ def make_live_balancing(
         layers=plan.info.moe.layers,
         expert_bytes=expert_bytes,
         world=comms.world,
+        expert_reload=_expert_reload(plan, model, moe),
     )
     if spare is None or recorder is None:
         return LiveBalancing(actors=tuple(actors), verbs=verbs)
@@ -167,6 +169,18 @@ def _load_report(
         every=plan.config.recorder.report_every,
         gauges=gauges,
         observers=observers,
+    )
+
+
+def _expert_reload(plan: RankPlan, model: Model, moe: MoeParts) -> ExpertReload | None:
+    if not isinstance(model, ExpertReader):
+        return None
+    return ExpertReload(
+        reader=model,
+        maps=moe.maps,
+        tensors=model.expert_tensors(),
+        experts=moe.experts,
+        ep_rank=plan.place.moe_ep_rank,
     )
 
 

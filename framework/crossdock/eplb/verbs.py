@@ -10,6 +10,7 @@ import attrs
 from crossdock.control_verbs import Verb
 from crossdock.eplb.load_segments import LoadSegments
 from crossdock.eplb.manager import EplbManager
+from crossdock.eplb.reload import ExpertReload
 from crossdock.errors import ConfigValueError, RuntimeFault
 from crossdock.placement_io.content import as_array
 from crossdock.types.comm import GroupComm
@@ -32,6 +33,8 @@ class PlacementVerbs:
     world: GroupComm
     manager: EplbManager | None = None
     segments: LoadSegments | None = None
+    expert_reload: ExpertReload | None = None
+    """None where the model cannot read its experts again."""
 
     def local(self) -> Mapping[str, Verb]:
         """What a leader answers alone."""
@@ -39,7 +42,7 @@ class PlacementVerbs:
 
     def together(self) -> Mapping[str, Verb]:
         """What every rank executes between the same two steps."""
-        return {"placement_load": self.load, "placement_apply": self.apply}
+        return {"placement_load": self.load, "placement_apply": self.apply, "placement_reload": self.reload}
 
     def placement(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The placement in force, and what is under way."""
@@ -82,3 +85,12 @@ class PlacementVerbs:
         except RuntimeFault as busy:
             return {"accepted": False, "reason": str(busy)}
         return {"accepted": True, "layers": len(self.manager.live.changed_layers(placement))}
+
+    def reload(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads all experts from the checkpoint again, under the placement in force; refused while a rebalance is under way."""
+        if self.expert_reload is None:
+            raise ConfigValueError(["this model cannot read its experts again; start the server anew"])
+        if self.manager is not None and self.manager.progress is not None:
+            reason = f"a rebalance is under way ({self.manager.progress.describe()}); ask again when it has ended, see /placement"
+            return {"accepted": False, "reason": reason}
+        return {"accepted": True, "slots": self.expert_reload.run()}

@@ -24,6 +24,9 @@ from crossdock.serving.protocol.placement import (
 from crossdock.serving.status_routes import CONTROL_TIMEOUT_S
 from crossdock.types.placement import ExpertLoad, Placement, Topology
 
+RELOAD_TIMEOUT_S = 1800.0
+"""A checkpoint may be a terabyte on a slow disk."""
+
 
 async def get_placement(request: web.Request) -> web.Response:
     """The placement in force, and whether experts are moving."""
@@ -60,10 +63,18 @@ async def post_placement_apply(request: web.Request) -> web.Response:
     return json_response(answer, status=202)
 
 
-async def _ask(frontend: Frontend, verb: str, **arguments: Any) -> dict[str, Any]:
+async def post_placement_reload(request: web.Request) -> web.Response:
+    """All ranks read their experts from the checkpoint again, between two steps; 409 while a rebalance is under way."""
+    reply = await _ask(request.app[FRONTEND], "placement_reload", RELOAD_TIMEOUT_S)
+    if not reply["accepted"]:
+        raise RequestError(str(reply["reason"]), http_status=409)
+    return json_response({"status": "reloaded", "slots": reply["slots"]})
+
+
+async def _ask(frontend: Frontend, verb: str, timeout_s: float = CONTROL_TIMEOUT_S, **arguments: Any) -> dict[str, Any]:
     """The answer of the first replica; all give the same."""
     frontend.check_takes_requests()
-    replies = await frontend.engine.call(verb, arguments, CONTROL_TIMEOUT_S)
+    replies = await frontend.engine.call(verb, arguments, timeout_s)
     return replies[0].result
 
 

@@ -25,6 +25,7 @@ from crossdock.serving.placement_routes import (
     get_placement_history,
     post_placement_apply,
     post_placement_plan,
+    post_placement_reload,
 )
 from crossdock.serving.protocol import placement, requests, responses
 from crossdock.serving.status_routes import (
@@ -159,6 +160,7 @@ def _placement_routes() -> tuple[Route, ...]:
             response=placement.ApplyPlacementResponse,
             errors=(400, 409, 503),
         ),
+        Route(path="/placement/reload", handler=post_placement_reload, methods=("POST",), errors=(400, 409, 503)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -148,6 +148,15 @@ class Model(Protocol):
 
     def expert_tensors(self) -> Sequence[ExpertTensors]:
         """Per-expert tensors of every MoE layer, in the order of ``info.moe.layers``."""
+        ...
+
+
+@runtime_checkable
+class ExpertReader(Protocol):
+    """What a ``Model`` may have besides: it can read its experts from the checkpoint again."""
+
+    def read_expert(self, row: int, logical_expert: int) -> Mapping[str, torch.Tensor]:
+        """This rank's part of one expert of MoE layer ``row``: tensors by the names of ``expert_tensors``, without their dim 0."""
         ...
 
 

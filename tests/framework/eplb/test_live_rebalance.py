@@ -69,9 +69,14 @@ CASES = [
     (2, "alltoallv", "lp"),
     (2, "alltoallv", "locality"),
     (4, "allgatherv", "dynamic"),
+    (4, "allgatherv", "lp"),
+    (4, "allgatherv", "locality"),
     (4, "alltoallv", "static"),
+    (4, "alltoallv", "dynamic"),
     (4, "alltoallv", "lp"),
+    (4, "alltoallv", "locality"),
 ]
+"""Every dispatcher of CPU ranks with every picker that it can have; ``fake`` routes otherwise by design."""
 
 
 @pytest.mark.parametrize(("ranks", "dispatcher", "picker"), CASES)

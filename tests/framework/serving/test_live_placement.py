@@ -70,6 +70,8 @@ def test_a_placement_is_planned_applied_and_looked_back_on_while_answers_stay_th
     assert entry["stalled_s"] > 0
     assert server.get("/placement")[1]["physical_to_logical_map"] == NEW
     assert texts(server) == before
+    assert server.post("/placement/reload", {}) == (200, {"status": "reloaded", "slots": 6})
+    assert texts(server) == before
     receipt = server.get("/receipt")[1]
     assert receipt["rebalances"][0]["outcome"] == "applied"
     assert receipt["capacity"]["eplb_spare_bytes"] > 0

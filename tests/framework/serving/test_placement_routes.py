@@ -37,9 +37,11 @@ class FakeRanks:
             return {"passes": 7, "load": LOAD}
         if control.verb == "placement_history":
             return {"entries": [{"step": 3, "outcome": "applied"}]}
-        assert control.verb == "placement_apply"
         if self.is_busy:
             return {"accepted": False, "reason": "a rebalance is under way"}
+        if control.verb == "placement_reload":
+            return {"accepted": True, "slots": 6}
+        assert control.verb == "placement_apply"
         self.applied.append(control.arguments)
         return {"accepted": True, "layers": 2}
 
@@ -90,12 +92,21 @@ def test_a_given_plan_is_judged_and_applied_on_demand(run_server: RunServer) -> 
     run_server(scenario)
 
 
+def test_a_reload_says_how_many_slots_were_read(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        server.engine.verb = FakeRanks()
+        assert await server.post("/placement/reload", {}) == (200, {"status": "reloaded", "slots": 6})
+
+    run_server(scenario)
+
+
 def test_a_second_rebalance_gets_409_with_the_reason(run_server: RunServer) -> None:
     async def scenario(server: Any) -> None:
         server.engine.verb = FakeRanks(is_busy=True)
-        status, answer = await server.post("/placement/apply", {"plan": SLOTS})
-        assert status == 409
-        assert "under way" in answer["error"]["message"]
+        for path, body in (("/placement/apply", {"plan": SLOTS}), ("/placement/reload", {})):
+            status, answer = await server.post(path, body)
+            assert status == 409
+            assert "under way" in answer["error"]["message"]
 
     run_server(scenario)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import attrs
+import torch
 from crossdock.boundary_plan import dense_block, moe_block
 from crossdock.errors import CheckpointError
 from crossdock.moe import MoeBlock
@@ -71,6 +72,7 @@ def build_decoder(spec: ModelSpec, recipe: DecoderRecipe) -> Decoder:
         final_norm=reader.vector("model.norm.weight"),
         head=head,
         expert_tensors=tuple(loader.expert_tensors),
+        read_expert=loader.read_expert,
     )
     return Decoder(parts, spec.sizes, spec.comms)
 
@@ -112,18 +114,10 @@ class _FeedForwardLoader:
         return DenseFeedForward(block, load_gated_ffn(self._reader, prefix, part), spec.comms)
 
     def _load_moe(self, layer: int, prefix: str, row: int, parts: MoeParts) -> FeedForward:
-        spec, moe = self._spec, self._recipe.info.moe
-        assert moe is not None, "the caller found the layer in it"
+        spec = self._spec
         slots = parts.num_physical_experts // spec.sizes.moe_ep_size
         first = slots * spec.place.moe_ep_rank
-        tensors = load_experts(
-            self._reader,
-            layer=layer,
-            prefix=f"{prefix}.experts",
-            moe=moe,
-            logical_experts=parts.maps.physical_to_logical[row, first : first + slots].tolist(),
-            part=expert_shard(moe.intermediate_size, spec.sizes, spec.place, fp8_block=moe.weight_dtype == "fp8_block"),
-        )
+        tensors = self._load_experts(row, parts.maps.host.physical_to_logical[row, first : first + slots].tolist())
         parts.experts.attach(tensors)
         self.expert_tensors.append(tensors)
         block = MoeBlock(
@@ -136,6 +130,23 @@ class _FeedForwardLoader:
         )
         boundary = moe_block(f"layer {layer} moe", parts.dispatcher.capabilities)
         return MoeFeedForward(boundary, block, self._load_shared(prefix, boundary.owed), spec.comms)
+
+    def read_expert(self, row: int, logical_expert: int) -> Mapping[str, torch.Tensor]:
+        """One expert of MoE layer ``row``, as a slot holds it."""
+        return {name: tensor[0] for name, tensor in self._load_experts(row, [logical_expert]).tensors.items()}
+
+    def _load_experts(self, row: int, logical_experts: list[int]) -> ExpertTensors:
+        spec, moe = self._spec, self._recipe.info.moe
+        assert moe is not None, "only models with experts come here"
+        layer = moe.layers[row]
+        return load_experts(
+            self._reader,
+            layer=layer,
+            prefix=f"model.layers.{layer}.mlp.experts",
+            moe=moe,
+            logical_experts=logical_experts,
+            part=expert_shard(moe.intermediate_size, spec.sizes, spec.place, fp8_block=moe.weight_dtype == "fp8_block"),
+        )
 
     def _load_shared(self, prefix: str, owed: Owed) -> GatedFfn | None:
         """The shared expert, split over the ranks whose sum the routed output owes; whole where it owes none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -65,6 +65,8 @@ class DecoderParts:
     final_norm: torch.Tensor
     head: Head
     expert_tensors: tuple[ExpertTensors, ...]
+    read_expert: Callable[[int, int], Mapping[str, torch.Tensor]]
+    """(row, logical expert) -> its tensors, read from the checkpoint again."""
 
 
 class _EntryNorm:
@@ -196,6 +198,9 @@ class Decoder:
 
     def expert_tensors(self) -> Sequence[ExpertTensors]:
         return self._parts.expert_tensors
+
+    def read_expert(self, row: int, logical_expert: int) -> Mapping[str, torch.Tensor]:
+        return self._parts.read_expert(row, logical_expert)
 
     def _embed(self, ctx: ForwardContext) -> tuple[Stream, torch.Tensor]:
         embedded = self._parts.embedding(ctx.batch.input_ids)
