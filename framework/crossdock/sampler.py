@@ -14,6 +14,7 @@ import torch
 
 from crossdock.host_values import floats, on_device
 from crossdock.noise import exponential_noise
+from crossdock.ops.sample_race_cpu import sample_race_cpu, takes
 from crossdock.types.request import SamplingParams
 
 _NARROW = 1024
@@ -145,8 +146,11 @@ def _race(scores: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[Sampling
     """``scores`` [S, C] of the tokens ``token_ids`` [C] or [S, C] -> [S] sampled ids."""
     seeds = on_device([_signed(row.params.seed) for row in rows], torch.int64, scores.device)
     positions = on_device([row.position for row in rows], torch.int64, scores.device)
-    weights = (scores - scores.amax(dim=-1, keepdim=True)).to(torch.float64).exp_()
-    winner = weights.div_(exponential_noise(seeds, positions, token_ids)).argmax(dim=-1, keepdim=True)
+    if takes(scores):
+        winner = sample_race_cpu(scores, seeds, positions, token_ids).unsqueeze(1)
+    else:
+        weights = (scores - scores.amax(dim=-1, keepdim=True)).to(torch.float64).exp_()
+        winner = weights.div_(exponential_noise(seeds, positions, token_ids)).argmax(dim=-1, keepdim=True)
     return winner.squeeze(1) if token_ids.dim() == 1 else token_ids.gather(1, winner).squeeze(1)
 
 
