@@ -124,6 +124,12 @@ def check_status(server: ServerProcess) -> None:
     assert [entry["dp_rank"] for entry in receipt["replicas"]] == [0, 1]
     assert server.get("/server_info")[1]["config"]["dispatcher"]["name"] == "alltoallv"
     assert server.post("/flush_cache", {})[0] == 200
+    metrics = server.get("/metrics")[1]
+    for engine in (0, 1):
+        counted = f'crossdock:dp_attention_tokens_total{{engine="{engine}",kind="scheduled",model_name="tiny-moe"}} '
+        (line,) = [line for line in metrics.splitlines() if line.startswith(counted)]
+        # Both replicas computed prompts of 3 tokens and 11 more rows each, greedy and seeded; prefixes are not that long.
+        assert float(line.rpartition(" ")[2]) >= 2 * (3 + 11)
 
 
 def check_recording(server: ServerProcess, folder: Path) -> None:
