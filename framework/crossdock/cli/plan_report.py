@@ -59,6 +59,7 @@ def _with_progress(layers: Any, num_layers: int) -> Any:
 
 
 def print_report(report: dict[str, Any]) -> None:
+    """A row a layer, then the moves: what a person wants to see of ``plan_report``."""
     following = report["next"] or [None] * len(report["now"])
     print(f"{'layer':>5} {'now':>7} {'next':>7} {'moved':>6}")
     for layer, row in enumerate(zip(report["now"], following, report["moved_slots"], strict=True)):
@@ -75,6 +76,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def moves_line(report: dict[str, Any]) -> str:
+    """How many slots move, and how many bytes when that is known."""
     moved = sum(report["moved_slots"])
     text = f"slots moved: {moved} ({moved / max(1, len(report['moved_slots'])):.1f} a layer)"
     if report["bytes"] is None:
