@@ -25,6 +25,7 @@ from crossdock.groups import resolve_sizes
 from crossdock.offline_job import OfflineJob
 from crossdock.plugin_call import call_hook
 from crossdock.registry import installed, load_plugin
+from crossdock.selection_parts import ONE_RANK_DISPATCHER
 from crossdock.testing.engine_ranks import run_on_pool
 from crossdock.testing.tiny_models import FAMILIES, oracle_logits, save_tiny_model
 from crossdock.testing.world import RankPool
@@ -195,6 +196,9 @@ def expected_codes(combination: Combination) -> set[str]:
     sizes = sizes_of(combination["layout"])
     points = ("dispatcher", "experts", "strategy", "expert_location", "attention")
     said = {point: capabilities_of(point, combination[point], combination["layout"]) for point in points}
+    if sizes.ranks == 1 and "cpu" not in getattr(said["dispatcher"], "devices", ()):
+        # One rank takes any dispatcher's name and sends nothing.
+        said["dispatcher"] = capabilities_of("dispatcher", ONE_RANK_DISPATCHER, combination["layout"])
     own = {answer.code for answer in said.values() if isinstance(answer, Refusal)}
     if own:
         return own
