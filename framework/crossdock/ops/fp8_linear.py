@@ -28,7 +28,7 @@ class LinearTiles:
 FEW_ROWS = 16
 """Up to here rows keep their dtype: the product is bound by reading the weight, and quantising would be one more launch."""
 SCALE_ALIGN = 4
-"""torch's block-scaled product wants rows of weight scales that begin at multiples of so many."""
+"""torch's block-scaled product wants this many, or a multiple of it, scales in a row of weight blocks."""
 
 
 def tiles_for(num_rows: int, out_features: int) -> LinearTiles:
@@ -80,17 +80,17 @@ def has_block_product(device: torch.device) -> bool:
 
 
 def padded_scale(scale: torch.Tensor) -> torch.Tensor:
-    """The same scales, each row beginning at a multiple of ``SCALE_ALIGN``."""
+    """The same scales with zeros behind each row, up to a multiple of ``SCALE_ALIGN``."""
     rows, columns = scale.shape
     padded = scale.new_zeros(rows, -(-columns // SCALE_ALIGN) * SCALE_ALIGN)
     padded[:, :columns] = scale
-    return padded[:, :columns]
+    return padded
 
 
 def block_product(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """torch's product: [n, K] bf16 and [N, K] float8 with scales of ``padded_scale`` -> [n, N] bf16; rows are quantised here."""
-    payload, row_scales = quantise_rows_by_column(rows, align=1)
-    return functional.scaled_mm(
+    payload, row_scales = quantise_rows_by_column(rows)
+    out = functional.scaled_mm(
         payload,
         weight.t(),
         row_scales,
@@ -98,6 +98,7 @@ def block_product(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor)
         scale.t(),
         functional.ScalingType.BlockWise128x128,
     )
+    return out[: rows.shape[0]]
 
 
 def fp8_linear_fused(

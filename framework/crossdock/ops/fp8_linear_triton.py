@@ -55,6 +55,6 @@ def fp8_linear_kernel(
             )
             total += tl.dot(left, right) * (row_scale * scale)[:, None]
         else:
-            total += tl.dot(left, right.to(left.dtype)) * scale
+            total += tl.dot(left, right.to(left.dtype), input_precision="ieee") * scale
     at = out + row[:, None].to(tl.int64) * out_features + column[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=row_inside[:, None] & column_inside[None, :])

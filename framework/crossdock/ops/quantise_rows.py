@@ -11,8 +11,8 @@ from crossdock.ops.quantise_rows_torch import quantise_rows_torch
 
 PROGRAM_BLOCKS = 8
 """Blocks of a row that a program quantises; a power of two."""
-TMA_ROWS = 4
-"""Scales by column start at multiples of 16 bytes."""
+ROWS_MULTIPLE = 4
+"""Scales by column start at multiples of 16 bytes, and torch's block-scaled product takes no other number of rows."""
 
 
 def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,18 +22,22 @@ def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ValueError: H is no multiple of 128.
     """
     scales = torch.empty(rows.shape[0], _num_blocks(rows), dtype=torch.float32, device=rows.device)
-    return _quantise_into(rows, scales), scales
+    payload = torch.empty(rows.shape, dtype=torch.float8_e4m3fn, device=rows.device)
+    _quantise_into(rows, payload, scales)
+    return payload, scales
 
 
-def quantise_rows_by_column(rows: torch.Tensor, align: int = TMA_ROWS) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``quantise_rows``, with scales [n, H / 128] whose columns are contiguous and start at multiples of ``align`` elements.
+def quantise_rows_by_column(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``quantise_rows``, for products that take rows by fours: [m, H] and [m, H / 128], m = n rounded up to a multiple of ``ROWS_MULTIPLE``.
 
-    By default these are 16 bytes, as copy engines want them.
+    Columns of scales are contiguous and start at multiples of 16 bytes. Rows beyond n are unwritten.
     """
-    num_rows = rows.shape[0]
-    aligned = -(-num_rows // align) * align
-    scales = torch.empty(_num_blocks(rows), aligned, dtype=torch.float32, device=rows.device).t()[:num_rows]
-    return _quantise_into(rows, scales), scales
+    num_rows, hidden_size = rows.shape
+    padded = -(-num_rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
+    scales = torch.empty(_num_blocks(rows), padded, dtype=torch.float32, device=rows.device).t()
+    payload = torch.empty(padded, hidden_size, dtype=torch.float8_e4m3fn, device=rows.device)
+    _quantise_into(rows, payload[:num_rows], scales[:num_rows])
+    return payload, scales
 
 
 def _num_blocks(rows: torch.Tensor) -> int:
@@ -42,20 +46,20 @@ def _num_blocks(rows: torch.Tensor) -> int:
     return rows.shape[1] // BLOCK
 
 
-def _quantise_into(rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def _quantise_into(rows: torch.Tensor, payload: torch.Tensor, scales: torch.Tensor) -> None:
     if rows.is_cuda:
-        return quantise_rows_fused(rows, scales)
-    payload, found = quantise_rows_torch(rows)
-    scales.copy_(found)
-    return payload
+        quantise_rows_fused(rows, payload, scales)
+        return
+    found, found_scales = quantise_rows_torch(rows)
+    payload.view(torch.uint8).copy_(found.view(torch.uint8))
+    scales.copy_(found_scales)
 
 
-def quantise_rows_fused(rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The kernel's form: returns the payload and fills ``scales`` [n, H / 128], whatever its strides; checked by the caller."""
+def quantise_rows_fused(rows: torch.Tensor, payload: torch.Tensor, scales: torch.Tensor) -> None:
+    """The kernel's form: fills ``payload`` [n, H] contiguous and ``scales`` [n, H / 128], whatever its strides; checked by the caller."""
     num_rows, num_blocks = scales.shape
-    payload = torch.empty(rows.shape, dtype=torch.float8_e4m3fn, device=rows.device)
     if num_rows == 0:
-        return payload
+        return
     # Imported at the first call: CPU installations have no triton.
     from crossdock.ops.quantise_rows_triton import quantise_rows_kernel
 
@@ -73,4 +77,3 @@ def quantise_rows_fused(rows: torch.Tensor, scales: torch.Tensor) -> torch.Tenso
         block=BLOCK,
         num_warps=4,
     )
-    return payload

@@ -58,11 +58,12 @@ def replayed(context: RankContext) -> float:
     dispatcher = build_dispatcher(context, "deepep", options, scenario)
     layout, step = dispatcher.capabilities.input_rows, DispatchStep(bucket=LOW_LATENCY_ROWS)
     batches = [routed_rows(attrs.evolve(scenario, seed=seed)).held(layout, scenario, context.rank) for seed in (1, 2)]
+    experts = toy_experts(scenario)
     static = [tensor.clone() for tensor in attrs.astuple(batches[0], recurse=False)]
 
     def round_trip() -> torch.Tensor:
         received = dispatcher.dispatch_end(dispatcher.dispatch_begin(static[0], static[1], static[2], step, 0))
-        out = toy_experts(scenario).run(received, sizes, context.place(sizes))
+        out = experts.run(received, sizes, context.place(sizes))
         return dispatcher.combine_end(dispatcher.combine_begin(out, received)).value
 
     round_trip()
