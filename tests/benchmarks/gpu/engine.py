@@ -5,8 +5,9 @@
 
 Greedy, prompts of 128 random tokens, 128 new tokens each; prefill: 16 prompts of 4096 tokens. Batches and rates are those of all ranks
 together. Decode counts whole-batch tokens from the moment every sequence has its first one. Everything of serving but HTTP: scheduler,
-paged cache, step plan, sampling. ``--weights narrow`` draws every parameter from -0.001 to 0.001, as vLLM's dummy weights: routing then
-concentrates on few experts. ``--count-experts`` tells on how many (and costs time, so its rates do not count).
+paged cache, step plan, sampling. ``--weights narrow`` draws every parameter from -0.001 to 0.001, as vLLM's dummy weights. Router
+scores are then so alike that bfloat16 cannot tell them apart; float32, which we route in, can. ``tied`` makes them equal, so that every
+token takes the same experts. ``--count-experts`` tells how many a layer touches (and costs time, so its rates do not count).
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ PROMPT, NEW, WARM_NEW, LONG_PROMPTS, LONG_PROMPT = 128, 128, 8, 16, 4096
 NARROW = 1e-3
 
 
+def tied_read(self: checkpoint.RandomCheckpoint, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
+    """As ``narrow_read``, with routers that score every expert the same."""
+    values = narrow_read(self, name, index)
+    return values.zero_() if ".mlp.gate." in name else values
+
+
 def narrow_read(self: checkpoint.RandomCheckpoint, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
     """Instead of ``RandomCheckpoint.read``: every parameter uniform in (-0.001, 0.001)."""
     shape, device = self.shape(name), torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -51,6 +58,9 @@ def narrow_read(self: checkpoint.RandomCheckpoint, name: str, index: tuple[slice
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
     values = torch.empty(shape, device=device, dtype=torch.bfloat16)
     return values.uniform_(-NARROW, NARROW, generator=generator)[index]
+
+
+READS = {"narrow": narrow_read, "tied": tied_read}
 
 
 def parse() -> argparse.Namespace:
@@ -64,7 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--attn-tp", type=int, default=1)
     parser.add_argument("--dispatcher", default="allgatherv")
     parser.add_argument("--experts", default="auto")
-    parser.add_argument("--weights", choices=("unit", "narrow"), default="unit")
+    parser.add_argument("--weights", choices=("unit", *READS), default="unit")
     parser.add_argument("--count-experts", action="store_true")
     parser.add_argument("--graphs", choices=("auto", "off"), default="auto")
     parser.add_argument("--depth", choices=("auto", "0", "1"), default="auto")
@@ -206,8 +216,8 @@ def measure(arguments: argparse.Namespace, plan: RankPlan, comms: RankComms, sto
 def main() -> None:
     arguments = parse()
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if arguments.weights == "narrow":
-        checkpoint.RandomCheckpoint.read = narrow_read  # type: ignore[method-assign]
+    if arguments.weights in READS:
+        checkpoint.RandomCheckpoint.read = READS[arguments.weights]  # type: ignore[method-assign]
     shape = dict(SHAPES[arguments.shape])
     if arguments.layers:
         shape["num_hidden_layers"] = arguments.layers
