@@ -18,8 +18,8 @@ SMOOTHING = 0.5
 TRIES = 2
 """Passes of either kind before they are compared. The better one counts: the first may have loaded kernels."""
 PRICE = 0.03
-"""Share of the computing time that two half batches cost more than a whole one, at the least: where less communication than that is exposed,
-overlap is not even tried."""
+"""Share of the computing time that two half batches cost more than a whole one, at the least (7 % was seen with 16,384 tokens, 15 % with 4,096, on two
+H200s): where less communication than that is exposed, overlap is not even tried."""
 
 
 def with_vote(record: StepRecord, query_lens: Sequence[int], limits: OverlapLimits) -> StepRecord:
