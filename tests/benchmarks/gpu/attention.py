@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from crossdock_attention.attention.triton.kernels.paged_decode import DecodeTile, NewRows, choose_splits, paged_decode
 from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
-from crossdock_attention.attention.triton.kernels.prefill import PrefillTile, prefill, query_blocks
+from crossdock_attention.attention.triton.kernels.prefill import (
+    GQA_PREFILL,
+    MLA_PREFILL,
+    PrefillTile,
+    prefill,
+    query_blocks,
+)
 from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -28,10 +34,8 @@ PREFILL_TILES = (
     (128, 64, 8, 3),
     (64, 64, 4, 2),
     (64, 64, 4, 3),
-    (64, 128, 4, 2),
-    (256, 64, 16, 2),
-    (256, 64, 16, 3),
-    (256, 32, 16, 3),
+    (64, 64, 4, 4),
+    (64, 32, 4, 4),
 )
 """Query rows, context tokens, warps, stages."""
 SEQUENCES, LENGTH, PAGE = 4, 4096, 64
@@ -81,7 +85,6 @@ def prefill_case(heads: int, key_heads: int, key_dim: int, value_dim: int) -> di
     k = torch.randn(rows, key_heads, key_dim, device=device).to(torch.bfloat16)
     v = torch.randn(rows, key_heads, value_dim, device=device).to(torch.bfloat16)
     spans = [(i, i * LENGTH, LENGTH, 0) for i in range(SEQUENCES)]
-    blocks = torch.tensor(query_blocks(spans), dtype=torch.int32, device=device)
     starts = torch.tensor([i * LENGTH for i in range(SEQUENCES)], dtype=torch.int32, device=device)
     table = torch.arange(rows // PAGE, dtype=torch.int32, device=device).view(SEQUENCES, -1)
     out = torch.empty(rows, heads, value_dim, device=device, dtype=torch.bfloat16)
@@ -124,19 +127,19 @@ def prefill_case(heads: int, key_heads: int, key_dim: int, value_dim: int) -> di
         results[name] = value
         print(name, value, flush=True)
 
-    for block_rows, tokens, warps, stages in PREFILL_TILES:
-        tile = PrefillTile(tokens=tokens, warps=warps, stages=stages)
-        cut = torch.tensor(query_blocks(spans, block_rows), dtype=torch.int32, device=device)
+    for tile in (PrefillTile(rows=r, tokens=t, warps=w, stages=n) for r, t, w, n in PREFILL_TILES):
+        blocks = torch.tensor(query_blocks(spans, tile.rows), dtype=torch.int32, device=device)
 
-        def packed(t: PrefillTile = tile, c: torch.Tensor = cut, n: int = block_rows) -> None:
-            prefill(q, k, v, out, c, scale, kv_starts=starts, tile=t, block_rows=n)
+        def packed(t: PrefillTile = tile, b: torch.Tensor = blocks) -> None:
+            prefill(q, k, v, out, b, scale, kv_starts=starts, tile=t)
 
-        note(f"packed {block_rows} x {tokens} w{warps} s{stages}", measured(packed))
-    tile = PrefillTile(tokens=64, warps=8, stages=3)
-    note(
-        "paged 128 x 64 w8 s3",
-        measured(lambda: prefill(q, k, v, out, blocks, scale, page_table=table, page_tokens=PAGE, tile=tile)),
-    )
+        def paged(t: PrefillTile = tile, b: torch.Tensor = blocks) -> None:
+            prefill(q, k, v, out, b, scale, page_table=table, page_tokens=PAGE, tile=t)
+
+        name = f"{tile.rows} x {tile.tokens} w{tile.warps} s{tile.stages}"
+        note(f"packed {name}", measured(packed))
+        if tile in (GQA_PREFILL, MLA_PREFILL):
+            note(f"paged {name}", measured(paged))
     for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
         started_s = time.perf_counter()
         attempt(lambda b=backend: torch_call(b))

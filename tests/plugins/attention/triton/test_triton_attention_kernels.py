@@ -15,9 +15,14 @@ from crossdock_attention.attention.triton.kernels.paged_decode import (
     paged_decode,
 )
 from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
-from crossdock_attention.attention.triton.kernels.prefill import prefill, query_blocks
+from crossdock_attention.attention.triton.kernels.prefill import (
+    GQA_PREFILL,
+    MLA_PREFILL,
+    PrefillTile,
+    prefill,
+    query_blocks,
+)
 from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
-from crossdock_attention.attention.triton.kernels.prefill_whole import prefill_whole
 from crossdock_attention.attention.triton.kernels.store_rows import store_rows
 from crossdock_attention.attention.triton.kernels.store_rows_torch import store_rows_torch
 
@@ -31,6 +36,7 @@ DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 TOLERANCE = 2e-2 if ON_GPU else 2e-5
 """bf16 weights of the softmax; fp32: another order of summation."""
 PAGE_TOKENS = 4
+SMALL = PrefillTile(rows=16, tokens=64, warps=4, stages=2)
 
 
 def pools(pages: int, key_heads: int, dims: tuple[int, ...]) -> tuple[list[torch.Tensor], torch.Generator]:
@@ -162,11 +168,11 @@ def test_prefill_sees_its_prefix_and_nothing_after_itself(paged: bool, key_dim: 
     want = got.clone()
     if paged:
         k, v = k_pool.flatten(0, 1), v_pool.flatten(0, 1)
-        prefill(q, k, v, got, blocks, 0.3, page_table=table, page_tokens=PAGE_TOKENS, block_rows=16)
+        prefill(q, k, v, got, blocks, 0.3, page_table=table, page_tokens=PAGE_TOKENS, tile=SMALL)
     else:
         k, v = (torch.cat([context[i] for context in contexts]) for i in (0, 1))
         firsts = torch.tensor([sum(lengths[:i]) for i in range(4)], dtype=torch.int32, device=DEVICE)
-        prefill(q, k, v, got, blocks, 0.3, kv_starts=firsts, block_rows=16)
+        prefill(q, k, v, got, blocks, 0.3, kv_starts=firsts, tile=SMALL)
     prefill_torch(q, contexts, [(s, s + r) for s, r in zip(starts, rows, strict=True)], want, 0.3)
     torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
 
@@ -228,20 +234,32 @@ def test_many_latent_heads_share_the_cached_rows_in_groups(splits: int) -> None:
     torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_part_of_the_keys_that_all_heads_share_may_come_apart(whole: bool) -> None:
+def test_a_part_of_the_keys_that_all_heads_share_may_come_apart() -> None:
     generator = torch.Generator().manual_seed(7)
-    q = torch.randn(128, 2, 96, generator=generator).to(DEVICE, DTYPE)
-    packed = torch.randn(128, 2 * 64 + 32 + 8, generator=generator).to(DEVICE, DTYPE)
+    q = torch.randn(50, 2, 96, generator=generator).to(DEVICE, DTYPE)
+    packed = torch.randn(50, 2 * 64 + 32 + 8, generator=generator).to(DEVICE, DTYPE)
     keys, rest = packed[:, :128].unflatten(1, (2, 64)), packed[:, 128:160].unsqueeze(1)
-    values = torch.randn(128, 2, 64, generator=generator).to(DEVICE, DTYPE)
-    blocks = torch.tensor(query_blocks([(0, 0, 128, 0)], 128 if whole else 64), dtype=torch.int32, device=DEVICE)
+    values = torch.randn(50, 2, 64, generator=generator).to(DEVICE, DTYPE)
+    blocks = torch.tensor(query_blocks([(0, 0, 50, 0)], SMALL.rows), dtype=torch.int32, device=DEVICE)
     starts = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    got, want = (torch.zeros(128, 2, 64, device=DEVICE, dtype=DTYPE) for _ in range(2))
-    if whole:
-        prefill_whole(q, keys, values, got, blocks, 0.2, tokens=64, kv_starts=starts, k_rest=rest)
-    else:
-        prefill(q, keys, values, got, blocks, 0.2, kv_starts=starts, k_rest=rest)
+    got, want = (torch.zeros(50, 2, 64, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    prefill(q, keys, values, got, blocks, 0.2, kv_starts=starts, k_rest=rest, tile=SMALL)
     complete = torch.cat((keys, rest.expand(-1, 2, -1)), dim=2)
-    prefill_torch(q, [(complete, values)], [(0, 128)], want, 0.2)
+    prefill_torch(q, [(complete, values)], [(0, 50)], want, 0.2)
+    torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dims", [(128, 128), (192, 128)])
+@pytest.mark.parametrize("length", [1, 63, 64, 200, 1030])
+def test_the_tiles_that_are_used_are_right_on_the_device(dims: tuple[int, int], length: int) -> None:
+    generator = torch.Generator().manual_seed(length)
+    q = torch.randn(length, 4, dims[0], generator=generator).to(DEVICE, DTYPE)
+    keys, values = (torch.randn(length, 2, dim, generator=generator).to(DEVICE, DTYPE) for dim in dims)
+    tile = GQA_PREFILL if dims[0] == 128 else MLA_PREFILL
+    blocks = torch.tensor(query_blocks([(0, 0, length, 0)], tile.rows), dtype=torch.int32, device=DEVICE)
+    starts = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    got, want = (torch.zeros(length, 4, dims[1], device=DEVICE, dtype=DTYPE) for _ in range(2))
+    prefill(q, keys, values, got, blocks, 0.1, kv_starts=starts, tile=tile)
+    prefill_torch(q, [(keys, values)], [(0, length)], want, 0.1)
     torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)

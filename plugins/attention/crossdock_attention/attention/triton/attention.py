@@ -118,16 +118,21 @@ class TritonAttention:
         batch: ForwardBatch,
     ) -> None:
         k, v = new
-        if v is not None and rows.is_fresh:
-            prefill(q, k, v, out, rows.blocks, layer.scale, kv_starts=rows.first_rows)
-            return
-        if v is not None:
-            k_rows, v_rows = (pool.flatten(0, 1) for pool in layer.cache)
-            page_tokens = self._spec.page_tokens
-            prefill(
-                q, k_rows, v_rows, out, rows.blocks, layer.scale, page_table=batch.page_table, page_tokens=page_tokens
-            )
-            return
-        keys, rest, values = expand_contexts(k, layer, rows, batch.page_table)
         starts = rows.first_rows if rows.is_fresh else rows.kv_starts
-        prefill(q, keys, values, out, rows.blocks, layer.scale, kv_starts=starts, k_rest=rest)
+        if v is None:
+            keys, rest, values = expand_contexts(k, layer, rows, batch.page_table)
+            prefill(q, keys, values, out, rows.blocks, layer.scale, kv_starts=starts, k_rest=rest, tile=rows.tile)
+        elif rows.is_fresh:
+            prefill(q, k, v, out, rows.blocks, layer.scale, kv_starts=starts, tile=rows.tile)
+        else:
+            prefill(
+                q,
+                layer.cache[0].flatten(0, 1),
+                layer.cache[1].flatten(0, 1),
+                out,
+                rows.blocks,
+                layer.scale,
+                page_table=batch.page_table,
+                page_tokens=self._spec.page_tokens,
+                tile=rows.tile,
+            )

@@ -9,8 +9,7 @@ from crossdock.host_values import on_device
 from crossdock.types.batch import ForwardBatch
 
 from crossdock_attention.attention.triton.kernels.paged_decode import GQA_TILE, LATENT_TILE, choose_splits
-from crossdock_attention.attention.triton.kernels.prefill import query_blocks
-from crossdock_attention.attention.triton.kernels.prefill_whole import TILE_TOKENS
+from crossdock_attention.attention.triton.kernels.prefill import GQA_PREFILL, MLA_PREFILL, PrefillTile, query_blocks
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -43,10 +42,8 @@ class PrefillRows:
     """Sequences with several query rows."""
 
     blocks: torch.Tensor
-    """[M, 4] int32, see ``query_blocks``; those whose context ends on a tile of ``tile_tokens`` come first."""
-    num_whole: int
-    """How many of them do."""
-    tile_tokens: int
+    """[M, 4] int32, see ``query_blocks``."""
+    tile: PrefillTile
     is_fresh: bool
     """No sequence has a prefix: this step's keys and values are all there is to see."""
     contexts: tuple[tuple[int, int, int, int], ...]
@@ -87,7 +84,7 @@ def make_plan(batch: ForwardBatch, page_tokens: int, kind: str, key_heads: int) 
         row += rows
     return TritonPlan(
         decode=_decode_rows(singles, batch, kind, key_heads, device) if singles else None,
-        prefill=_prefill_rows(spans, batch.num_sequences, device, TILE_TOKENS) if spans else None,
+        prefill=_prefill_rows(spans, batch.num_sequences, device, kind) if spans else None,
         live_rows=row,
     )
 
@@ -134,20 +131,17 @@ def _decode_rows(
 
 
 def _prefill_rows(
-    spans: list[tuple[int, int, int, int]], num_sequences: int, device: torch.device, tile_tokens: int
+    spans: list[tuple[int, int, int, int]], num_sequences: int, device: torch.device, kind: str
 ) -> PrefillRows:
     starts, firsts, total = [0] * num_sequences, [0] * num_sequences, 0
     for sequence, first, rows, prefix in spans:
         starts[sequence], firsts[sequence] = total, first
         total += rows + prefix
-    blocks = query_blocks(spans)
-    whole = [block for block in blocks if (block[2] + block[3]) % tile_tokens == 0]
-    rest = [block for block in blocks if (block[2] + block[3]) % tile_tokens]
+    tile = MLA_PREFILL if kind == "mla" else GQA_PREFILL
     placed = on_device([starts, firsts], torch.int32, device)
     return PrefillRows(
-        blocks=on_device([*whole, *rest], torch.int32, device),
-        num_whole=len(whole),
-        tile_tokens=tile_tokens,
+        blocks=on_device(query_blocks(spans, tile.rows), torch.int32, device),
+        tile=tile,
         is_fresh=all(prefix == 0 for *_, prefix in spans),
         contexts=tuple(spans),
         kv_starts=placed[0],

@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 from crossdock.errors import DispatchMisuse
 
-from crossdock_dispatchers.nvlink.kernels.put_rows import copy_tile
+from crossdock_dispatchers.nvlink.kernels.put_rows import WARPS, copy_tile
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers
 
-WARPS = 32
-"""Twice those of a put: a sum waits for two loads an element."""
+MANY_ROWS_WARPS = 32
+"""Twice those of a put where a program has many rows: a sum waits for two loads an element."""
 
 
 def sum_rows(
@@ -76,7 +76,7 @@ def sum_rows(
         put=put,
         reduce=reduce,
         synchronise=synchronise,
-        num_warps=WARPS if tile.rows * tile.columns >= 4096 else 4,
+        num_warps=MANY_ROWS_WARPS if tile.rows > 1 else WARPS if tile.columns >= 4096 else 4,
     )
 
 

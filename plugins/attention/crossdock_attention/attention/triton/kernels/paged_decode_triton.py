@@ -175,6 +175,7 @@ def paged_decode_kernel(
     has_new: tl.constexpr,
     splits: tl.constexpr,
     block: tl.constexpr,
+    split_blocks: tl.constexpr,
     merge_unroll: tl.constexpr,
     is_early: tl.constexpr,
 ):
@@ -184,7 +185,7 @@ def paged_decode_kernel(
     cached = length - 1 if has_new else length
     # Splits of whole blocks, so that a block is read by one program; a short context uses fewer of them.
     blocks = tl.cdiv(cached, block)
-    used = tl.minimum(tl.maximum(blocks, 1), splits)
+    used = tl.minimum(tl.maximum(tl.cdiv(blocks, split_blocks), 1), splits)
     if split < used:
         lane = tl.arange(0, group_block)
         key_column, rest_column = tl.arange(0, key_block), tl.arange(0, rest_block)

@@ -13,7 +13,8 @@ SCAN_PAIRS = 1024
 ONE_SEGMENT = 2048
 """Up to here every program counts all pairs itself, which saves a launch."""
 MAX_SEGMENTS = 32
-"""Programs an expert; each looks at a segment of the pairs."""
+"""Programs that share an expert; each looks at a segment of the pairs."""
+EXPERTS_EACH = 8
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -68,7 +69,9 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> B
             num_warps=4,
             **early_launch(local_ids),
         )
-    place_pairs_kernel[(num_experts, segments)](
+    # Where the device is full anyway a program looks for several experts: what it read is still near.
+    experts_each = 1 if segments == 1 else EXPERTS_EACH
+    place_pairs_kernel[(triton.cdiv(num_experts, experts_each), segments)](
         local_ids,
         counts,
         pairs,
@@ -81,6 +84,7 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> B
         block_rows=block_rows,
         experts_block=experts_block,
         segments=segments,
+        experts_each=experts_each,
         scan=scan,
         num_warps=4,
         **early_launch(local_ids),

@@ -22,14 +22,14 @@ class LargeTiles:
     gate_columns: int = 128
     down_columns: int = 256
     inner: int = 64
-    group: int = 8
+    group: int = 4
     warps: int = 8
     gate_stages: int = 4
     down_stages: int = 3
 
 
 LARGE_TILES = LargeTiles()
-"""Prefill on an H200: 16,384 rows of the Qwen3-30B shape 1,337 + 685 us, without walking over tiles 1,380 + 786 us."""
+"""Prefill on an H200: 16,384 rows of the Qwen3-30B shape 1,330 + 720 us, of the V2-Lite shape 1,802 + 927 us (``docs/gpu-notebook.md``)."""
 
 
 def large_gate_up(
