@@ -123,7 +123,9 @@ class BlockPool:
     # -- finding pages by content
 
     def hash_chain(self, tokens: Sequence[int], known: Sequence[PageHash] = ()) -> list[PageHash]:
-        """Hashes of the full pages of ``tokens``, given those of its first pages."""
+        """Hashes of the full pages of ``tokens``, given those of its first pages; none where prefixes are not kept."""
+        if not self._keep_prefixes:
+            return []
         chain = list(known)
         size = self.page_tokens
         for start in range(len(chain) * size, len(tokens) - size + 1, size):

@@ -33,7 +33,7 @@ def publish_full_pages(pool: BlockPool, sequence: EngineSequence, end: int) -> N
     if full <= sequence.published:
         return
     sequence.chain = pool.hash_chain(sequence.tokens[: full * pool.page_tokens], sequence.chain)
-    for index in range(sequence.published, full):
+    for index in range(sequence.published, min(full, len(sequence.chain))):
         pool.publish(sequence.pages[index], sequence.chain[index])
     sequence.published = full
 
