@@ -18,8 +18,8 @@ from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.world import RankContext
 from crossdock.types.parallel import ParallelSizes
 
-EXPERT_ROWS = 8
-"""From 9 rows an expert on, the experts' kernel works by blocks of turned weights, which round differently."""
+EXPERT_ROWS = 6
+"""From 7 rows an expert on, the experts' kernel works by blocks of turned weights, which round differently."""
 WIDE_FIELDS: dict[str, dict[str, object]] = {
     "qwen3_moe": {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64, "num_experts": 32},
     "mixtral": {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64, "num_local_experts": 32},

@@ -87,10 +87,10 @@ def test_native_reads_bfloat16_rows_with_float32_and_fp8_weights() -> None:
 @needs_compiler
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "fp8"])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch_of_few(kind: str) -> None:
-    rows, ids, weights = sample(8, torch.bfloat16 if kind == "bfloat16" else torch.float32)
+    rows, ids, weights = sample(6, torch.bfloat16 if kind == "bfloat16" else torch.float32)
     experts = GroupedMlp(make_tensors(kind), "native")
     together = experts.run(rows, ids, weights)
-    for row in (0, 3, 7):
+    for row in (0, 3, 5):
         alone = experts.run(rows[row : row + 1], ids[row : row + 1], weights[row : row + 1])
         assert torch.equal(alone[0], together[row])
 

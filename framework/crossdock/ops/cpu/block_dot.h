@@ -18,7 +18,7 @@
 #if defined(__AVX512F__)
 #define BLOCK_TILE_ROWS 12
 /* Rows from which turning the weights pays off, measured on Zen 4. Products of bf16 pairs need half the steps, so it takes longer. */
-#define BLOCK_WORTH_IT 9
+#define BLOCK_WORTH_IT 7
 #define BLOCK_WORTH_IT_BF16 56
 #else
 #define BLOCK_TILE_ROWS (LANES < 6 ? LANES : 6)
