@@ -66,7 +66,8 @@ def build_dispatcher(
     sizes = scenario.sizes
     if max_rows_per_rank is None:
         layout = declared_capabilities(name, options, sizes, context.device).input_rows
-        max_rows_per_rank = max(held_range(layout, scenario, rank)[1] for rank in range(sizes.ranks))
+        # A start announces at least a row, even if no step ever brings one.
+        max_rows_per_rank = max(1, *(held_range(layout, scenario, rank)[1] for rank in range(sizes.ranks)))
     spec = DispatcherSpec(
         sizes=sizes,
         place=context.place(sizes),
