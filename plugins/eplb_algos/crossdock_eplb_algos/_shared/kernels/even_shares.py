@@ -34,10 +34,12 @@ def even_shares_compiled(tokens: torch.Tensor, table: CopyTable) -> torch.Tensor
     from crossdock_eplb_algos._shared.kernels.even_shares_triton import even_shares_kernel
 
     num_rows, num_ranks = table.slots.shape
-    shares = torch.zeros((num_rows, num_ranks), dtype=torch.float32, device=tokens.device)
+    num_columns, num_slots = table.columns.shape[0], table.only_experts.shape[1]
+    is_compact = num_columns < num_ranks
+    make = torch.zeros if is_compact else torch.empty
+    shares = make((num_rows, num_ranks), dtype=torch.float32, device=tokens.device)
     if not num_rows:
         return shares
-    num_columns, num_slots = table.columns.shape[0], table.only_experts.shape[1]
     even_shares_kernel[(1,)](
         tokens,
         table.experts,
@@ -53,6 +55,7 @@ def even_shares_compiled(tokens: torch.Tensor, table: CopyTable) -> torch.Tensor
         MOMENTUM,
         steps=num_steps(num_slots),
         newton_steps=NEWTON_STEPS,
+        is_compact=is_compact,
         rows_block=_block(num_rows),
         columns_block=_block(num_columns),
         slots_block=_block(num_slots),

@@ -24,15 +24,18 @@ def even_shares_kernel(
     momentum,
     steps: tl.constexpr,
     newton_steps: tl.constexpr,
+    is_compact: tl.constexpr,
     rows_block: tl.constexpr,
     columns_block: tl.constexpr,
     slots_block: tl.constexpr,
 ):
-    # tokens [E], experts [M], slots [M, R], columns [C] and only_experts [R, S], all int64 -> shares [M, R] float32, zero before.
+    # tokens [E], experts [M], slots [M, R], columns [C] and only_experts [R, S], all int64 -> shares [M, R] float32, zero before where compact.
     row = tl.arange(0, rows_block)
     column = tl.arange(0, columns_block)
-    # Only ranks with copies: the others can take nothing.
-    rank = tl.load(columns_ptr + column, mask=column < num_columns, other=num_ranks)
+    # Neighbouring addresses, which the compiler turns into fewer exchanges between lanes; with many ranks those with copies only.
+    rank = column
+    if is_compact:
+        rank = tl.load(columns_ptr + column, mask=column < num_columns, other=num_ranks)
     slot = tl.arange(0, slots_block)
 
     # What ranks have anyway, and what there is to share.
