@@ -19,7 +19,7 @@ from crossdock.receipt import package_versions
 class OptionalWheel:
     """A distribution that provides an optional module, and the releases of torch that its binary fits.
 
-    Established by comparing the wheels' undefined symbols with torch's and NCCL's libraries; newer releases of the same names do not fit.
+    Both were run on two H200s. Newer releases of the same names have symbols that torch 2.11 and its NCCL lack.
     """
 
     module: str
