@@ -65,7 +65,7 @@ class ModelRunner:
         if scheduled is not None:
             has_best = is_captured and not plan.overlap and takes_best(scheduled)
             choice = self._choice(logits, scheduled, batch.num_samples, has_best=has_best)
-        if self.peers is not None:
+        if self.peers is not None and batch.num_samples:
             own = self.sampled[: batch.num_samples]
             own.copy_(self.peers.broadcast(own, 0))
         return InFlight(scheduled=scheduled, logits=logits, choice=choice)
