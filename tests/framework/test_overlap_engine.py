@@ -66,6 +66,21 @@ def test_small_steps_run_as_one_with_the_reason_in_the_receipt(
     assert counts["reasons"]["too_small"] > 0
 
 
+@pytest.mark.parametrize("depth", ["0", "1"])
+def test_gated_steps_take_turns_until_both_ways_are_known_at_either_depth(
+    folder: Path, rank_pool: Callable[[int], RankPool], depth: str
+) -> None:
+    """At depth 1 a pass ends after the next one was launched."""
+    expected = [new_tokens(outputs) for outputs in generate(folder, PROMPTS, GREEDY, random_model_config(folder))]
+    config = overlapping(folder, "two_batch", min_prefill_rows=2, min_decode_rows=2)
+    config = attrs.evolve(config, scheduler=attrs.evolve(config.scheduler, depth=depth))
+    result = run_on_pool(rank_pool(2), offline_job(folder, PROMPTS, GREEDY, config))
+    assert [new_tokens(result.outputs[str(index)]) for index in range(len(PROMPTS))] == expected
+    counts = result.receipt["counts"]["overlap"]
+    assert counts["on"] > 0
+    assert counts["reasons"]["probe"] > 0
+
+
 def test_a_dispatcher_that_sends_nothing_is_not_split(folder: Path, rank_pool: Callable[[int], RankPool]) -> None:
     config = overlapping(folder, "two_batch", min_prefill_rows=0, min_decode_rows=0)
     config = attrs.evolve(config, dispatcher=PluginChoice(name="allgatherv"))
