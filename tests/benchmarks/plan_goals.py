@@ -57,6 +57,10 @@ class Traces:
     def load(self, name: str) -> Floats:
         return np.asarray(np.load(self.folder / f"{name}.npz")["load"], dtype=np.float64)
 
+    def planned(self, name: str) -> Floats:
+        """All steps but the last, which would have no next one; that is how the references were judged."""
+        return self.load(name)[:-1]
+
 
 def timed_plans(load: Floats, where: Topology, repeat: int, **options: object) -> tuple[list[Placement], list[float]]:
     """A plan for each step, and milliseconds of all calls."""
@@ -79,7 +83,7 @@ def reached(placements: list[Placement], load: Floats, where: Topology) -> tuple
 
 
 def speed(traces: Traces) -> Iterator[Line]:
-    load = traces.load("dsv3_prefill")
+    load = traces.planned("dsv3_prefill")
     for gpus, (mean, worst) in VLLM.items():
         made, taken = timed_plans(load, topology(gpus), 30, effort="fast")
         now = reached(made, load, topology(gpus))
@@ -109,7 +113,7 @@ BALANCE = (
 
 def balance(traces: Traces) -> Iterator[Line]:
     for name, gpus, slots, effort, mean, worst, limit_ms in BALANCE:
-        load = traces.load(name)[:12]
+        load = traces.planned(name)[:12]
         where = attrs.evolve(topology(gpus, slots), num_nodes=1)
         made, taken = timed_plans(load, where, 3, effort=effort)
         now, median = reached(made, load, where), statistics.median(taken)
@@ -121,7 +125,7 @@ def balance(traces: Traces) -> Iterator[Line]:
 
 
 def hierarchy(traces: Traces) -> Iterator[Line]:
-    load, where = traces.load("dsv3_prefill"), topology(32, groups=8)
+    load, where = traces.planned("dsv3_prefill"), topology(32, groups=8)
     for algo, options in (("hierarchical", {"escape": 0.1}), ("crossdock", {"outside": 0.1})):
         made = [plan(algo, step, where, **options) for step in load]
         now = reached(made, load, where)[0]
