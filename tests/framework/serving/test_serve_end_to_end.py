@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import psutil
 import pytest
+from crossdock.config import CheckpointConfig, Config
+from crossdock.offline import logits
 from crossdock.testing.server_process import ServerProcess, start_server
 from crossdock.testing.text_model import write_text_model
 
@@ -80,6 +83,7 @@ def test_a_served_model_answers_on_both_replicas_and_a_killed_rank_is_named(
     server.wait_ready()
     server.until(lambda: len(server.output) >= 2, "greeting")
     check_answers(server)
+    check_scores(server, model)
     check_status(server)
     check_recording(server, tmp_path)
     ranks = server.ranks()
@@ -112,6 +116,24 @@ def check_answers(server: ServerProcess) -> None:
         assert logprobs is not None
         assert logprobs.token_logprobs is not None
         assert [value is None for value in logprobs.token_logprobs] == [True, False, False]
+
+
+def check_scores(server: ServerProcess, model: Path) -> None:
+    """Log-likelihoods as evaluation harnesses ask for them, several prompts of token ids at once, are those of one process."""
+    prompts = [[70, 71, 72, 5, 9], [300], [12, 12, 12, 12, 40, 41, 42]]
+    body = {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 1}
+    status, answer = server.post("/v1/completions", body)
+    assert status == 200, answer
+    config = Config(checkpoint=CheckpointConfig(path=str(model), load_format="random"))
+    for ids, rows, choice in zip(prompts, logits(model, prompts, config), answer["choices"], strict=True):
+        exact = rows.astype(np.float64)
+        scores = exact - np.log(np.exp(exact).sum(axis=-1, keepdims=True))
+        wanted = [scores[place, token] for place, token in enumerate(ids[1:])]
+        found = choice["logprobs"]["token_logprobs"]
+        assert found[0] is None
+        np.testing.assert_allclose(found[1:], wanted, atol=1e-4)
+        tops = [max(top.values()) for top in choice["logprobs"]["top_logprobs"][1:]]
+        np.testing.assert_allclose(tops, scores[:-1].max(axis=-1), atol=1e-4)
 
 
 def check_status(server: ServerProcess) -> None:
