@@ -91,6 +91,9 @@ class OverlapGate:
     _running: dict[int, AgreedStep] = attrs.field(factory=dict[int, AgreedStep], init=False)
     """Steps whose pass has not ended."""
 
+    def __attrs_post_init__(self) -> None:
+        self.timeline.times_passes = True
+
     @property
     def is_busy(self) -> bool:
         return False

@@ -135,18 +135,18 @@ class PassMarks:
 
 @attrs.define(kw_only=True, eq=False)
 class TimedPass:
-    """One forward pass: its own two moments, and those of its operations where they are timed."""
+    """One forward pass: its own two moments and those of its operations, where they are timed."""
 
     step: int
     clock: Clock
     marks: PassMarks | None
-    begun: Any
+    begun: Any = None
     ended: Any = None
     spans: tuple[Span, ...] = ()
     """Of its operations, once it is over."""
 
     def seconds(self) -> float:
-        """From its first operation to its last. Waits for the last one."""
+        """From its first operation to its last, under ``times_passes``. Waits for the last one."""
         begun_us, ended_us = self.clock.read_us([self.begun, self.ended])
         return (ended_us - begun_us) / 1e6
 
@@ -157,6 +157,8 @@ class Timeline:
 
     rank: int
     clock: Clock = attrs.field(factory=HostClock)
+    times_passes: bool = False
+    """Every pass is timed as a whole, replayed ones too."""
     times_next: bool = attrs.field(default=False, init=False)
     """Set to time the operations of the next pass, whatever its number."""
     last_pass: TimedPass | None = attrs.field(default=None, init=False)
@@ -188,12 +190,14 @@ class Timeline:
         is_kept = self._profile is not None and len(self._profile) < MOST_SPANS
         marks = PassMarks(step, self.clock) if step % SAMPLE_EVERY == 0 or is_kept or self.times_next else None
         self.times_next = False
-        self._open.append(TimedPass(step=step, clock=self.clock, marks=marks, begun=self.clock.mark()))
+        begun = self.clock.mark() if self.times_passes else None
+        self._open.append(TimedPass(step=step, clock=self.clock, marks=marks, begun=begun))
         return marks
 
     def pass_launched(self) -> None:
         """The operations of the pass that was begun last have been issued."""
-        self._open[-1].ended = self.clock.mark()
+        if self.times_passes:
+            self._open[-1].ended = self.clock.mark()
 
     def end_pass(self) -> None:
         """The results of the oldest pass are there."""

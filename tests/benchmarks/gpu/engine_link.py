@@ -116,6 +116,7 @@ class TimedRunner:
         return batch
 
     def launch(self, plan: StepPlan, batch: HostBatch, scheduled: Scheduled | None, *, is_counted: bool) -> InFlight:
+        self._runner.timeline.times_passes = True
         in_flight: InFlight = self._runner.launch(plan, batch, scheduled, is_counted=is_counted)
         return in_flight
 

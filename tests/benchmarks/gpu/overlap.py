@@ -146,7 +146,7 @@ class Bench:
         built = runner_build.build_runner(plan, self.comms, self.device)
         self.runner = built.runner
         self.communication_sms = self.runner.communication_sms
-        self.timeline = self.runner.timeline = Timeline(rank=self.rank, clock=clock_of(self.device))
+        self.timeline = self.runner.timeline = Timeline(rank=self.rank, clock=clock_of(self.device), times_passes=True)
         strategies: dict[str, Strategy] = {name: make_strategy(name, {}) for name in ("sequential", "single_batch")}
         strategies["two_batch"] = make_strategy("two_batch", {"lends_sms": not arguments.keep_sms})
         strategies["halves"] = Halves(not arguments.keep_sms)
