@@ -41,7 +41,14 @@ def list_(*, format: Literal["table", "json"] = "table", matrix: bool = False, f
 
 
 @plugins_app.command
-def check(package: str, /, *, point: str | None = None, name: str | None = None) -> int:
+def check(
+    package: str,
+    /,
+    *,
+    point: str | None = None,
+    name: str | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+) -> int:
     """Run the conformance suite of every plugin that a distribution provides; exit 1 when a check fails.
 
     Parameters
@@ -52,8 +59,13 @@ def check(package: str, /, *, point: str | None = None, name: str | None = None)
         Only plugins of this point.
     name
         Only plugins of this name.
+    device
+        cuda puts the tensors of dispatchers and experts on GPUs, one a rank.
     """
+    from crossdock.comm import take_device
     from crossdock.testing.suites import check_plugins
+
+    take_device(device, 0)
 
     provided = [
         plugin for plugin in _provided_by(package) if point in (None, plugin.point) and name in (None, plugin.name)
@@ -62,7 +74,7 @@ def check(package: str, /, *, point: str | None = None, name: str | None = None)
         raise UnknownPlugin(
             f"distribution {package!r} provides no plugin of point {point or 'any'} and name {name or 'any'}"
         )
-    results = check_plugins(provided, report=print)
+    results = check_plugins(provided, report=print, device=device)
     counts = {
         outcome: sum(result.outcome.value == outcome for result in results)
         for outcome in ("passed", "failed", "not checked")

@@ -31,7 +31,7 @@ class PluginCase:
     device: str = "cpu"
     """Where tensors lie; with ``cuda`` the pools' ranks have a GPU each."""
     tolerance: float = 0.0
-    """Relative error that the plugin may make besides rounding: of a lossy wire or of quantised activations."""
+    """Relative error that the plugin may make besides rounding: of a lossy wire that its options ask for."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -93,6 +94,8 @@ SUITES: Mapping[str, Callable[[], tuple[Check, ...]]] = MappingProxyType(
     }
 )
 """Checks of each point, besides those that hold for any plugin; imported when they are asked for, because some need torch."""
+DEVICE_POINTS = frozenset({"dispatcher", "experts"})
+"""Points whose suites can put their tensors on a GPU; the others are checked on a CPU only."""
 
 
 def checks_of(point: str) -> tuple[Check, ...]:
@@ -102,16 +105,24 @@ def checks_of(point: str) -> tuple[Check, ...]:
 
 
 def _on_this_machine(check: Check) -> Check:
-    """The check, not made where the plugin's devices are absent: the suites run on a CPU."""
+    """The check, not made where the plugin does not run on the case's device, or the suite does not."""
 
     def run(case: PluginCase) -> None:
-        env = Environment(device="cpu", sizes=resolve_sizes(ranks=1), dtype="float32", max_rows_per_rank=512)
+        if case.device != "cpu" and case.point not in DEVICE_POINTS:
+            raise NotCheckable("the suite of this point runs on a CPU only")
+        env = Environment(
+            device=case.device,
+            sizes=resolve_sizes(ranks=1),
+            dtype="float32" if case.device == "cpu" else "bfloat16",
+            packages=frozenset(module.name for module in pkgutil.iter_modules()),
+            max_rows_per_rank=512,
+        )
         hook = f"{case.point}_capabilities"
         answer = call_hook(load_plugin(case.point, case.name), hook, options=case.options, env=env)
         if isinstance(answer, Refusal):
             raise NotCheckable(answer.sentence)
         devices: frozenset[str] = getattr(answer, "devices", frozenset({"cpu"}))
-        if "cpu" not in devices:
+        if case.device not in devices:
             raise NotCheckable(f"runs on {', '.join(sorted(devices))} only")
         check.run(case)
 
@@ -119,12 +130,12 @@ def _on_this_machine(check: Check) -> Check:
 
 
 @contextmanager
-def rank_pools() -> Generator[PoolOf]:
-    """Pools of ranks by size, started when they are first asked for and ended with the block."""
+def rank_pools(device: str = "cpu") -> Generator[PoolOf]:
+    """Pools of ranks by size, started when they are first asked for and ended with the block; with ``cuda`` a rank has a GPU."""
     pools: dict[int, RankPool] = {}
 
     def pool_of(world_size: int) -> RankPool:
-        return pools.setdefault(world_size, RankPool(world_size))
+        return pools.setdefault(world_size, RankPool(world_size, device=device))
 
     try:
         yield pool_of
@@ -133,12 +144,14 @@ def rank_pools() -> Generator[PoolOf]:
             pool.close()
 
 
-def check_plugins(plugins: Sequence[InstalledPlugin], report: Callable[[str], None]) -> tuple[CheckResult, ...]:
+def check_plugins(
+    plugins: Sequence[InstalledPlugin], report: Callable[[str], None], device: str = "cpu"
+) -> tuple[CheckResult, ...]:
     """Every check on every one of these plugins; ``report`` gets a line for each, and the traceback of a failure."""
     results: list[CheckResult] = []
-    with rank_pools() as pool_of:
+    with rank_pools(device) as pool_of:
         for plugin in plugins:
-            case = PluginCase(point=plugin.point, name=plugin.name, pool_of=pool_of)
+            case = PluginCase(point=plugin.point, name=plugin.name, pool_of=pool_of, device=device)
             for check in checks_of(plugin.point):
                 result = run_check(check, case)
                 results.append(result)

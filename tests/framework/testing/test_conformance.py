@@ -111,3 +111,18 @@ def test_a_plugin_that_cannot_be_loaded_fails_every_check() -> None:
 def test_a_suite_never_raises() -> None:
     broken: Callable[[PluginCase], None] = check_it_breaks
     assert run_check(check_of(broken), case()).outcome is Outcome.FAILED
+
+
+def test_a_suite_that_runs_on_a_cpu_is_not_checked_on_a_gpu() -> None:
+    own = checks_of("padding")[len(checks_of("nobodys_point")) :]
+    results = [run_check(check, case(name="cost", device="cuda")) for check in own]
+    assert results
+    assert {result.outcome for result in results} == {Outcome.NOT_CHECKED}
+    assert {result.message for result in results} == {"the suite of this point runs on a CPU only"}
+
+
+def test_a_plugin_for_another_device_is_not_checked_there() -> None:
+    own = checks_of("experts")[len(checks_of("nobodys_point")) :]
+    results = [run_check(check, case(point="experts", name="deep_gemm")) for check in own]
+    assert {result.outcome for result in results} == {Outcome.NOT_CHECKED}
+    assert {result.message for result in results} == {"runs on cuda only"}
