@@ -7,9 +7,19 @@ from typing import Any
 
 import attrs
 import pytest
-from crossdock.config import CheckpointConfig, Config, LaunchConfig, ParallelConfig, PluginChoice, SchedulerConfig
+from crossdock.config import (
+    CheckpointConfig,
+    Config,
+    EplbConfig,
+    LaunchConfig,
+    ParallelConfig,
+    PluginChoice,
+    RecorderConfig,
+    SchedulerConfig,
+)
 from crossdock.graph_sizes import captured_rows, overlapped_rows
-from crossdock.rank_plan import plan_rank
+from crossdock.memory_plan import GRAPH_BYTES, plan_memory
+from crossdock.rank_plan import plan_rank, step_depth
 from crossdock.testing.random_models import write_random_model
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 70)
@@ -60,3 +70,41 @@ def test_nothing_is_captured_with_graphs_off(config: Config) -> None:
     )
     plan = plan_rank(off, 0)
     assert captured_rows(plan) == overlapped_rows(plan) == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_captured"),
+    [("off", True), ("stat", True), ("per_pass", True), ("stat_approx", False), ("per_token", False)],
+)
+def test_routed_counts_are_taken_inside_a_graph_and_whatever_else_a_recorder_keeps_needs_eager_steps(
+    config: Config, mode: str, is_captured: bool
+) -> None:
+    counting = attrs.evolve(config, eplb=EplbConfig(enabled=True), recorder=RecorderConfig(mode=mode))  # type: ignore[arg-type]
+    assert captured_rows(plan_rank(counting, 0)) == (SIZES if is_captured else ())
+
+
+def test_the_memory_plan_counts_the_logits_of_every_captured_size(config: Config) -> None:
+    plan = plan_rank(config, 0)
+    memory = plan_memory(plan, 1 << 37, 1 << 37)
+    assert memory.graphs_bytes == sum(SIZES) * plan.info.vocab_size * 4 + len(SIZES) * GRAPH_BYTES
+    assert "on this GPU" in memory.sentence()
+
+
+def test_steps_run_ahead_on_gpus_unless_told_otherwise(config: Config) -> None:
+    depths = [
+        step_depth(
+            plan_rank(
+                attrs.evolve(
+                    config,
+                    launch=LaunchConfig(device=device),  # type: ignore[arg-type]
+                    scheduler=attrs.evolve(config.scheduler, depth=depth),
+                    dispatcher=PluginChoice(name="allgatherv"),
+                    experts=PluginChoice(name="auto"),
+                    attention=PluginChoice(name="auto"),
+                ),
+                0,
+            )
+        )
+        for device, depth in (("cpu", "auto"), ("cpu", "1"), ("cuda", "auto"), ("cuda", "0"))
+    ]
+    assert depths == [0, 1, 1, 0]
