@@ -7,10 +7,12 @@ import importlib.util
 import pytest
 import torch
 from crossdock.ops.add_rms_norm import add_rms_norm, add_rms_norm_fused
+from crossdock.ops.early_launch import early_launch
 from crossdock.ops.few_rows_linear import LinearTile, few_rows_linear
 from crossdock.ops.float_linear import FloatLinear
 from crossdock.ops.latent_rotate import latent_rotate, latent_rotate_fused
 from crossdock.ops.norm_rotate import norm_rotate, norm_rotate_fused
+from crossdock.ops.packed_linear import PackedLinear
 from crossdock.ops.rms_norm_torch import rms_norm_torch
 from crossdock.ops.rope_torch import rotate_pairs_torch, rotation_table
 from crossdock.ops.swiglu import swiglu_fused
@@ -180,14 +182,33 @@ def test_a_few_rows_times_a_matrix_equal_the_product(rows: int, shape: tuple[int
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_only_devices_that_can_launch_early_do() -> None:
+    assert early_launch(torch.zeros(1)) == {"is_early": False}
+    if ON_GPU:
+        options = early_launch(torch.zeros(1, device=DEVICE))
+        assert options["is_early"] == (torch.cuda.get_device_capability()[0] >= 9)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("columns", [37, 2048, 2049])
+def test_one_row_streams_a_matrix_to_the_product_of_torch(columns: int) -> None:
+    generator = torch.Generator().manual_seed(columns)
+    weight = torch.randn(columns, 1030, generator=generator).to(DEVICE, torch.bfloat16)
+    row = torch.randn(1, 1030, generator=generator).to(DEVICE, torch.bfloat16)
+    want = row.double() @ weight.double().T
+    for got in (PackedLinear(weight)(row), PackedLinear(weight).in_float32(row)):
+        torch.testing.assert_close(got.double(), want, rtol=TOLERANCE, atol=TOLERANCE * 32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 4, 64])
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_split_float32_weight_gives_nearly_float32_logits(exact: bool) -> None:
+def test_a_split_float32_weight_gives_nearly_float32_logits(exact: bool, rows: int) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(128, 2048, generator=generator).to(DEVICE) / 45
     if exact:
         weight = weight.to(torch.bfloat16).float()
-    rows = torch.randn(64, 2048, generator=generator).to(DEVICE, torch.bfloat16)
-    want = rows.double() @ weight.double().T
-    error = (FloatLinear(weight, torch.bfloat16)(rows).double() - want).abs().max()
+    x = torch.randn(rows, 2048, generator=generator).to(DEVICE, torch.bfloat16)
+    want = x.double() @ weight.double().T
+    error = (FloatLinear(weight, torch.bfloat16)(x).double() - want).abs().max()
     assert float(error) < 2e-5 * float(want.abs().max())
