@@ -132,10 +132,13 @@ def test_programs_that_walk_over_tiles_give_the_same_rows(rows: int, sm_budget: 
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
 
-def test_pairs_of_several_segments_keep_the_input_order() -> None:
-    ids, _ = routing(900, 5, 3, "random")
-    order = block_order(ids, 5, 16)
-    want_pairs, want_experts = block_order_torch(ids, 5, 16, max_blocks(ids.numel(), 5, 16))
+@pytest.mark.parametrize("num_experts", [5, 8, 19])
+def test_pairs_of_several_segments_keep_the_input_order(num_experts: int) -> None:
+    """More pairs than one segment holds; experts in groups of which the last may not be full."""
+    ids, _ = routing(900, num_experts, 3, "random")
+    order = block_order(ids, num_experts, 16)
+    blocks = max_blocks(ids.numel(), num_experts, 16)
+    want_pairs, want_experts = block_order_torch(ids, num_experts, 16, blocks)
     assert torch.equal(order.pairs, want_pairs)
     assert torch.equal(order.block_experts, want_experts)
     assert int(order.num_blocks) == int((want_experts >= 0).sum())
