@@ -35,19 +35,31 @@ class Effort:
     """They are tried for layers that stay this part above their mean."""
     trade_cells: int = 0
     """Slots, over all layers, of the layers that may trade."""
-    folds: int = 0
+    folds: int
     """Count trades, when a GPU has two slots."""
-    fold_donors: int = 0
-    fold_starts: int = 0
+    fold_donors: int
+    fold_starts: int
     """Threshold counts to start from besides the greedy ones."""
-    fold_cells: int = 0
+    fold_cells: int
     """With more slots than this, over all layers and starts, only the greedy start is taken."""
+    fold_limit: int = 1 << 30
+    """With more slots than this, over all layers, counts are not searched at all."""
     link_tries: int = 12
     """Exchanges of copies that are tried to link a group of GPUs with another, where a plan is for such a picker."""
 
 
 EFFORTS: Final[dict[EffortName, Effort]] = {
-    "fast": Effort(near=1e-3, rounds=0, rounds_a_width=1, thresholds=((0.9, True), (1.0, False))),
+    "fast": Effort(
+        near=1e-3,
+        rounds=0,
+        rounds_a_width=1,
+        thresholds=((0.9, True), (1.0, False)),
+        folds=2,
+        fold_donors=4,
+        fold_starts=2,
+        fold_cells=2000,
+        fold_limit=1000,
+    ),
     "default": Effort(
         near=5e-4,
         rounds=16,
@@ -117,11 +129,12 @@ def balanced_packing(load: Floats, num_slots: int, num_gpus: int, effort: Effort
 
 def _paired_packing(load: Floats, counts: Ints, num_gpus: int, mean: Floats, effort: Effort) -> Packing:
     """Two slots a GPU: the deal is the best packing of its counts, so counts are all there is to search."""
-    if effort.folds:
+    is_searched = 2 * num_gpus * len(load) <= effort.fold_limit
+    if is_searched:
         counts = _folded_counts(load, counts, num_gpus, mean * (1 + effort.near), effort)
     packing = deal(load, counts, num_gpus)
     target = np.maximum(mean, (load / counts).max(axis=1)) * (1 + effort.near)
-    exchange_rounds(packing, target, (1, 1, 1, 1) if effort.folds else (max(1, num_gpus >> 2),))
+    exchange_rounds(packing, target, (1, 1, 1, 1) if is_searched else (max(1, num_gpus >> 2),))
     return packing
 
 

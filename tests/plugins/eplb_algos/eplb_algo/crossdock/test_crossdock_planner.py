@@ -68,6 +68,17 @@ def test_small_models_are_balanced_better_than_by_greedy_counts(experts: int, sl
     assert (ours >= reference - 1e-9).mean() > 0.9
 
 
+def test_fast_plans_of_few_experts_search_counts_too() -> None:
+    """Two slots a GPU and eight experts: greedy counts alone are worse than DeepSeek's steps."""
+    topology = _topology(16, 8)
+    load = LOADS["topics"]((1, 24, 8), 6)[0]
+    ours, reference = (
+        _balance(plan(name, load, topology, **options), load, topology)
+        for name, options in (("crossdock", {"effort": "fast"}), ("global", {}))
+    )
+    assert ours.mean() >= reference.mean()
+
+
 def test_one_slot_a_gpu_keeps_the_order_of_the_experts() -> None:
     topology = _topology(288, 288)
     steps = LOADS["drift"](DEEP, 1)
