@@ -86,7 +86,7 @@ def test_experts_are_timed_in_each_form_of_weights(weight_dtype: str, capsys: py
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["latency", "--batch-size", "0"], "requests must be at least 1, found 0"),
+        (["latency", "--batch-size", "0"], "--batch-size must be at least 1, found 0"),
         (["latency", "--input-len", "900000"], "but the context holds"),
         (["throughput", "--num-iters", "0"], "--num-iters must be at least 1"),
         (["dispatch", "--top-k", "99"], "--top-k 99 is more than --num-experts 32"),
