@@ -113,7 +113,7 @@ BALANCE = (
 
 def balance(traces: Traces) -> Iterator[Line]:
     for name, gpus, slots, effort, mean, worst, limit_ms in BALANCE:
-        load = traces.planned(name)[:12]
+        load = traces.planned(name)
         where = attrs.evolve(topology(gpus, slots), num_nodes=1)
         made, taken = timed_plans(load, where, 3, effort=effort)
         now, median = reached(made, load, where), statistics.median(taken)
