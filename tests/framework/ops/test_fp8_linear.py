@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
 from crossdock.ops.fp8_block import quantise_blocks
-from crossdock.ops.fp8_linear import Fp8Linear, LinearTiles, fp8_linear_fused, has_block_product
+from crossdock.ops.fp8_linear import (
+    Fp8Linear,
+    LinearTiles,
+    block_product,
+    fp8_linear_fused,
+    has_block_product,
+    padded_scale,
+)
 from crossdock.ops.fp8_linear_torch import fp8_linear_torch
+from torch.nn import functional
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = LinearTiles(rows=16, columns=32, group=2, warps=4, stages=2)
@@ -70,3 +79,30 @@ def test_any_number_of_rows_gives_the_twins_result_on_a_gpu(num_rows: int, out_f
     assert got.shape == want.shape
     if num_rows:
         assert float((got - want).norm() / want.norm()) <= QUANTISED_TOLERANCE
+
+
+def picky_scaled_mm(a: Any, b: Any, scale_a: Any, recipe_a: Any, scale_b: Any, recipe_b: Any) -> torch.Tensor:
+    """torch's product by block with what it was seen to insist on, on an H200 with torch 2.11."""
+    num_rows, width = a.shape
+    blocks = -(-width // 128)
+    assert (recipe_a, recipe_b) == (functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128)
+    assert num_rows % 4 == 0
+    assert (tuple(scale_a.shape), scale_a.stride()) == ((num_rows, blocks), (1, num_rows))
+    assert tuple(scale_b.shape) == (-(-blocks // 4) * 4, -(-b.shape[1] // 128))
+    rows = a.float() * scale_a.repeat_interleave(128, dim=1)
+    return fp8_linear_torch(rows, b.t(), scale_b.t()[:, :blocks]).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 17])
+@pytest.mark.parametrize("width", [128, 640])
+def test_torchs_product_gets_rows_by_fours_and_scales_as_it_wants_them(
+    num_rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functional, "scaled_mm", picky_scaled_mm)
+    generator = torch.Generator().manual_seed(8)
+    weight, scale = quantise_blocks(torch.randn(144, width, generator=generator) / width**0.5)
+    rows = torch.randn(num_rows, width, generator=generator)
+    got = block_product(rows, weight, padded_scale(scale))
+    want = fp8_linear_torch(rows, weight, scale)
+    assert got.shape == want.shape
+    assert float((got.float() - want).norm() / want.norm()) <= QUANTISED_TOLERANCE
