@@ -143,6 +143,10 @@ class EplbConfig:
         default=1 << 25,
         validator=at_least(1),
     )
+    experts_from: Literal["peers", "checkpoint"] = option(
+        "where a rank gets experts that it does not hold; peers: other ranks; checkpoint: the files, by way of host memory",
+        default="peers",
+    )
     transport: Literal["auto", "gloo"] = option(
         "of experts that move; auto: NCCL between GPUs, gloo between CPUs; gloo: by way of host memory", default="auto"
     )

@@ -9,7 +9,6 @@ import attrs
 import torch
 
 from crossdock.comm import RankComms
-from crossdock.comm_shared import PairMemory, SharedComm, group_bytes
 from crossdock.engine_seams import BetweenSteps
 from crossdock.eplb.history import RebalanceLog
 from crossdock.eplb.live_placement import LivePlacement, make_canaries
@@ -19,12 +18,10 @@ from crossdock.eplb.manager import EplbManager
 from crossdock.eplb.reload import ExpertReload
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors, slot_bytes
-from crossdock.eplb.transfer import LocalCarrier, SliceCarrier
-from crossdock.eplb.transfer_gloo import GlooCarrier
-from crossdock.eplb.transfer_nccl import NcclCarrier
+from crossdock.eplb.transfer import SliceCarrier
+from crossdock.eplb.transport import make_carrier, voting_group
 from crossdock.eplb.verbs import PlacementVerbs
 from crossdock.errors import ConfigValueError
-from crossdock.groups import GroupAxis, group_ranks
 from crossdock.moe_build import expert_topology
 from crossdock.placement import make_eplb_algo
 from crossdock.rank_plan import RankPlan
@@ -32,9 +29,7 @@ from crossdock.rebalance import make_rebalance_policy
 from crossdock.receipt import ReceiptCounters
 from crossdock.recorder import ExpertLoadRecorder
 from crossdock.recorder_window import LoadWindow
-from crossdock.shared_memory import machine_name, share_memory
 from crossdock.types.capability import RebalancePolicyCapabilities
-from crossdock.types.comm import GroupComm
 from crossdock.types.experts import ExpertTensors
 from crossdock.types.model import ExpertReader, Model, MoeParts
 from crossdock.types.observer import Observer
@@ -110,7 +105,7 @@ def make_live_balancing(
     if spare is None or recorder is None:
         return LiveBalancing(actors=tuple(actors), verbs=verbs)
     counters.set_capacity("eplb_spare_bytes", spare.total_bytes)
-    carrier = _carrier(plan, comms)
+    carrier = make_carrier(plan, comms)
     segments = LoadSegments(moe.maps, topology.num_gpus, plan.config.eplb.interval)
     # Once now: NCCL connects at the first use of a collective, which took a tenth of a second of a step.
     segments.totals(comms.world)
@@ -119,14 +114,14 @@ def make_live_balancing(
     recorder.add_sink(segments)
     manager = EplbManager(
         settings=_settings(plan),
-        live=_live(plan, moe, tensors, recorder, spare, topology),
+        live=_live(plan, moe, tensors, recorder, spare, topology, _reader(plan, model)),
         segments=segments,
         algo=make_eplb_algo(*_choice(plan, "eplb_algo")),
         policy=make_rebalance_policy(*_choice(plan, "rebalance_policy")),
         policy_needs_plan=_needs_plan(plan),
         carrier=carrier,
         world=comms.world,
-        host_world=_voting_group(plan, comms),
+        host_world=voting_group(plan, comms),
         log=RebalanceLog(rank=plan.place.rank, counters=counters, observers=observers, gauges=gauges),
         gauges=gauges,
     )
@@ -141,6 +136,7 @@ def _live(
     recorder: ExpertLoadRecorder,
     spare: SpareSlots,
     topology: Topology,
+    reader: ExpertReader | None,
 ) -> LivePlacement:
     place = plan.place
     canaries = make_canaries(moe.maps, place.moe_ep_rank, topology.slots_per_gpu) if plan.config.eplb.canary else ()
@@ -154,6 +150,7 @@ def _live(
         ep_rank=place.moe_ep_rank,
         spare=spare,
         expert_shards=plan.sizes.moe_tp_size,
+        reader=reader,
         canaries=canaries,
     )
 
@@ -182,6 +179,17 @@ def _load_report(
     )
 
 
+def _reader(plan: RankPlan, model: Model) -> ExpertReader | None:
+    """Where ``eplb.experts_from`` says so."""
+    if plan.config.eplb.experts_from == "peers":
+        return None
+    if not isinstance(model, ExpertReader):
+        raise ConfigValueError(
+            [f"[eplb] experts_from: {plan.info.model_type} cannot read single experts again; set it to peers"]
+        )
+    return model
+
+
 def _expert_reload(plan: RankPlan, model: Model, moe: MoeParts) -> ExpertReload | None:
     if not isinstance(model, ExpertReader):
         return None
@@ -192,28 +200,6 @@ def _expert_reload(plan: RankPlan, model: Model, moe: MoeParts) -> ExpertReload 
         experts=moe.experts,
         ep_rank=plan.place.moe_ep_rank,
     )
-
-
-def _voting_group(plan: RankPlan, comms: RankComms) -> GroupComm:
-    """For a few bytes a step: shared memory beside GPUs of one machine, at a tenth of gloo's cost. Ranks that compute on the processor
-    use gloo, which sleeps where shared memory would wait actively."""
-    world = comms.host.world
-    if plan.config.launch.device == "cpu" or world.size == 1:
-        return world
-    memory = share_memory(world, group_bytes(world.size), machine_name())
-    if memory is None:
-        return world
-    return SharedComm(ranks=world.ranks, rank=world.rank, memory=PairMemory.over(memory, world.size))
-
-
-def _carrier(plan: RankPlan, comms: RankComms) -> SliceCarrier:
-    if plan.sizes.moe_ep_size == 1:
-        return LocalCarrier()
-    partition = group_ranks(plan.sizes, GroupAxis.MOE_EP)
-    # Longer than a move may take, so that lateness is found by the vote and not by the library.
-    timeout_s = max(30.0, 4 * plan.config.eplb.late_s)
-    over_nccl = plan.config.launch.device == "cuda" and plan.config.eplb.transport == "auto"
-    return (NcclCarrier if over_nccl else GlooCarrier)(comms.moe_ep.ranks, partition, timeout_s=timeout_s)
 
 
 def _settings(plan: RankPlan) -> EplbSettings:

@@ -36,7 +36,7 @@ class RebalanceProgress:
     layers_done: int = 0
     moved_slots: int = 0
     moved_bytes: int = 0
-    """Over links, all ranks together."""
+    """Over links, or from the checkpoint's files; all ranks together."""
     largest_pause_s: float = 0.0
     """Longest stay of a step thread between two steps because of it."""
 

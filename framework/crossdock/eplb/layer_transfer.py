@@ -12,6 +12,8 @@ from crossdock.eplb.slices import Chunk
 from crossdock.eplb.spare_slots import CANARY, SpareSlots, read_bytes
 from crossdock.eplb.transfer import Arriving, Outgoing, SliceCarrier, SliceTransfer, TransferTicket
 from crossdock.errors import TransferFailed
+from crossdock.types.model import ExpertReader
+from crossdock.types.moves import Move
 
 
 class LayerTransfer:
@@ -25,13 +27,18 @@ class LayerTransfer:
         carrier: SliceCarrier,
         *,
         ep_rank: int,
+        reader: ExpertReader | None = None,
     ) -> None:
-        """``live``: everything that moves with an expert of this layer, by name, dim 0 = local slot; read, not written."""
+        """``live``: everything that moves with an expert of this layer, by name, dim 0 = local slot; read, not written.
+
+        ``reader``: of the checkpoint, where experts come from there and not from other ranks.
+        """
         self.plan = plan
         self._live = live
         self._spare = spare
         self._carrier = carrier
         self._rank = ep_rank
+        self._reader = reader
         self._slots_per_rank = int(next(iter(live.values())).shape[0])
         self._waiting = list(plan.slices)
         self._ticket: TransferTicket | None = None
@@ -79,6 +86,9 @@ class LayerTransfer:
             target = move.slot // self._slots_per_rank
             if move.source_rank == target == self._rank:
                 copies.append(partial(self._copy, chunk))
+            elif self._reader is not None:
+                if target == self._rank and chunk.begin == 0:
+                    copies.append(partial(self._load, self._reader, move))
             elif move.source_rank == self._rank:
                 sends.append(Outgoing(rank=target, tag=tag, read=partial(self._read, chunk)))
             else:
@@ -91,6 +101,13 @@ class LayerTransfer:
 
     def _copy(self, chunk: Chunk) -> None:
         self._spare.write(chunk.move.slot % self._slots_per_rank, chunk.begin, self._read(chunk))
+
+    def _load(self, reader: ExpertReader, move: Move) -> None:
+        """File to host memory, host memory to the spare slot; the switch is the third stage. Whole slots: a file is read in one go."""
+        content = dict(reader.read_expert(self.plan.moves.layer, move.logical_expert))
+        if CANARY in self._live:
+            content[CANARY] = torch.tensor(move.logical_expert)
+        self._spare.fill(move.slot % self._slots_per_rank, content)
 
     def _check_canary(self) -> None:
         """In debug mode the number of each expert travelled with its tensors."""

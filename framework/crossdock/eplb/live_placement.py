@@ -22,6 +22,7 @@ from crossdock.location import overwrite_layer
 from crossdock.placement import check_fits
 from crossdock.types.experts import Experts, ExpertTensors
 from crossdock.types.location import Picker, PlacementMaps
+from crossdock.types.model import ExpertReader
 from crossdock.types.placement import Placement, Topology
 
 
@@ -46,6 +47,8 @@ class LivePlacement:
     spare: SpareSlots
     expert_shards: int = 1
     """Ranks that share each expert (moe_tp_size): each moves its part."""
+    reader: ExpertReader | None = None
+    """Of the checkpoint, where experts come from there and not from other ranks."""
     canaries: Sequence[torch.Tensor] = ()
     """In debug mode [local slots] int64 expert numbers of each layer, which travel with the tensors."""
     slots: npt.NDArray[np.int64] = attrs.field(init=False)
@@ -91,7 +94,8 @@ class LivePlacement:
 
     def transfer(self, plan: LayerPlan, carrier: SliceCarrier) -> LayerTransfer:
         """Staging of one layer; nothing is sent yet."""
-        return LayerTransfer(plan, self._moved(plan.moves.layer), self.spare, carrier, ep_rank=self.ep_rank)
+        live = self._moved(plan.moves.layer)
+        return LayerTransfer(plan, live, self.spare, carrier, ep_rank=self.ep_rank, reader=self.reader)
 
     def switch(self, plan: LayerPlan, group: Sequence[int]) -> float:
         """Puts a group of a staged layer's slots into force, between two steps; all ranks after the same one. Seconds of the copies."""

@@ -49,6 +49,11 @@ class SpareSlots:
         """Puts uint8 ``data`` [n] at byte ``begin`` of a spare slot."""
         write_bytes(self._tensors, slot, begin, data)
 
+    def fill(self, slot: int, content: Mapping[str, torch.Tensor]) -> None:
+        """Puts a whole expert, tensors by name, into a spare slot."""
+        for name, tensor in content.items():
+            self._tensors[name][slot].copy_(tensor)
+
     def copy_to(self, live: Mapping[str, torch.Tensor], sources: Mapping[int, int]) -> None:
         """Overwrites live slots in place; ``sources`` says which spare slot each local slot takes."""
         if not sources:

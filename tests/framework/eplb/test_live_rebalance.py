@@ -96,6 +96,17 @@ def test_logits_are_those_of_one_process_while_experts_move(
     assert any(entry.moved_slots for entry in applied), "nothing moved, so nothing is proved"
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_experts_from_the_checkpoint_are_those_of_other_ranks(family: str, tmp_path: Path, rank_pool: Pool) -> None:
+    folder = write_random_model(tmp_path / "model", family)
+    with structlog.testing.capture_logs():
+        expected = logits(folder, PROMPTS, random_model_config(folder))
+    eplb = attrs.evolve(BALANCING, experts_from="checkpoint")
+    found = scored(rank_pool(2), folder, balanced(folder, eplb=eplb, ranks=2, attn_dp=2, dispatcher="alltoallv"))
+    assert_equal_to(expected, found)
+    assert any(entry.moved_slots for entry in found.rebalances)
+
+
 @pytest.mark.parametrize(
     ("attn_dp", "moe_ep"), [(2, 4), (2, 2), (1, 4)], ids=["DP 2 x TP 2, EP 4", "DP 2 x TP 2, EP 2 x TP 2", "TP 4, EP 4"]
 )
