@@ -21,6 +21,7 @@ from crossdock_attention.attention.triton.kernels.prefill import (
     PrefillTile,
     prefill,
     query_blocks,
+    stages_that_fit,
 )
 from crossdock_attention.attention.triton.kernels.prefill_torch import prefill_torch
 from crossdock_attention.attention.triton.kernels.store_rows import store_rows
@@ -180,6 +181,13 @@ def test_prefill_sees_its_prefix_and_nothing_after_itself(paged: bool, key_dim: 
 def test_query_blocks_cover_each_row_once_longest_context_first() -> None:
     blocks = query_blocks([(0, 0, 300, 10), (1, 300, 1, 4000)], 128)
     assert blocks == [(1, 300, 1, 4000), (0, 256, 44, 266), (0, 128, 128, 138), (0, 0, 128, 10)]
+
+
+def test_tiles_of_float32_take_fewer_stages() -> None:
+    assert stages_that_fit(GQA_PREFILL, 128, 128, 2) == GQA_PREFILL.stages
+    assert stages_that_fit(MLA_PREFILL, 192, 128, 2) == MLA_PREFILL.stages
+    assert stages_that_fit(GQA_PREFILL, 128, 128, 4) == 2
+    assert stages_that_fit(MLA_PREFILL, 192, 128, 4) == 1
 
 
 def test_splits_fill_the_device_without_cutting_below_a_block() -> None:

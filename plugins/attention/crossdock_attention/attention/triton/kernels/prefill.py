@@ -28,6 +28,10 @@ MLA_PREFILL = PrefillTile(rows=128, tokens=64, warps=8, stages=3)
 """Keys of 192 leave no room for two. H200, 4 x 4096 tokens, 16 heads: 424 TFLOP/s, against 419 with tiles of 64 x 64."""
 
 
+SHARED_BYTES = 225_000
+"""Of a multiprocessor of an H100 or H200, 227 KiB, without what a kernel needs beside its tiles."""
+
+
 def query_blocks(spans: Sequence[tuple[int, int, int, int]], block_rows: int) -> list[tuple[int, int, int, int]]:
     """(sequence, first row, rows, prefix) of each sequence -> (sequence, first row, rows, first position) of each block.
 
@@ -110,8 +114,15 @@ def prefill(
         rows_block=tile.rows,
         tokens_block=tile.tokens,
         num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_stages=stages_that_fit(tile, query_dim, value_dim, q.element_size()),
     )
+
+
+def stages_that_fit(tile: PrefillTile, query_dim: int, value_dim: int, element_bytes: int) -> int:
+    """As many as the tile says, fewer where queries, and keys and values of every stage, would not fit into shared memory."""
+    queries = tile.rows * query_dim * element_bytes
+    stage = tile.tokens * (query_dim + value_dim) * element_bytes
+    return max(1, min(tile.stages, (SHARED_BYTES - queries) // stage))
 
 
 def key_parts(k: torch.Tensor, k_rest: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
