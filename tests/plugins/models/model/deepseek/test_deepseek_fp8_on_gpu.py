@@ -45,8 +45,8 @@ CONFIG: dict[str, Any] = {
 }
 """Every expert is chosen: near ties of the router, which rounding decides, are another matter."""
 LENGTHS = (1, 7, 150)
-BF16_TOLERANCE, FP8_TOLERANCE = 0.03, 0.08
-"""Norm of the error: activations of 8 bits; activations of 3 bits in every product of three layers."""
+BF16_TOLERANCE, FP8_TOLERANCE = 0.03, 0.1
+"""Norm of the error: activations of 8 bits; activations of 3 bits in every product of three layers, which leave 0.07 where they are played on a CPU."""
 CASES = [
     pytest.param("torch", FP8_TOLERANCE, id="torch"),
     pytest.param("triton", FP8_TOLERANCE, id="triton"),
