@@ -76,6 +76,9 @@ class Picker(Protocol):
 
         Rows that carry no token come with ids of -1, so that a picker can count the others; what is picked for them does not matter.
 
+        Where the maps have room for one replica an expert there is nothing to pick: then a picker without ``collective_per_layer`` and
+        ``needs_load`` may be passed over, and the map is taken.
+
         A picker with ``collective_per_layer`` is called on every rank for every MoE layer, zero rows included.
         """
         ...
