@@ -152,6 +152,8 @@ def _structure_literal(value: object, literal: Any) -> Any:
     for choice in allowed:
         if type(choice) is type(value) and choice == value:
             return choice
+    if type(value) is int and str(value) in allowed:  # 0 of "auto", "0", "1": TOML and --set read a bare 0 as a number
+        return str(value)
     listed = ", ".join(repr(choice) for choice in allowed)
     hint = nearest(value, [c for c in allowed if isinstance(c, str)]) if isinstance(value, str) else ""
     raise ValueError(f"expected one of {listed}, found {value!r}{hint}")

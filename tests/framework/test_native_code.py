@@ -93,3 +93,12 @@ def test_the_cache_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
     (tmp_path / "file").write_text("no folder")
     assert cache_folder() is None
+
+
+def test_a_compiler_whose_messages_are_not_utf8_is_a_reason_not_an_error(source: Path, tmp_path: Path) -> None:
+    compiler = tmp_path / "latin-cc"
+    compiler.write_bytes(b"#!/bin/sh\necho 'gcc f\xfcr alle'\necho 'Fehler: gro\xdf' >&2\n[ \"$1\" = --version ]\n")
+    compiler.chmod(0o755)
+    code = build_native_code(str(compiler), tmp_path, [source])
+    assert code.library is None
+    assert "Fehler: gro" in code.reason

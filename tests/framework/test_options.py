@@ -118,6 +118,18 @@ def test_a_value_of_a_wrong_type_is_refused_and_never_converted(table: dict[str,
     assert problem.endswith(f": {told}")
 
 
+def test_a_choice_that_is_spelt_like_a_number_may_be_written_as_one() -> None:
+    @attrs.frozen(kw_only=True)
+    class Engine:
+        ahead: Literal["auto", "0", "1"] = "auto"
+
+    assert read_options(Engine, {"ahead": 0}, where="[scheduler]").ahead == "0"
+    assert read_options(Engine, {"ahead": "1"}, where="[scheduler]").ahead == "1"
+    for value in (2, True, 0.0):
+        (problem,) = problems({"ahead": value}, Engine)
+        assert problem.endswith(f"ahead: expected one of 'auto', '0', '1', found {value!r}")
+
+
 def test_a_missing_required_key_is_named() -> None:
     assert problems({}, Required) == ["[dispatcher] path: this key is required"]
 
