@@ -157,6 +157,17 @@ def _swap_once(
     return np.asarray(good)
 
 
+def exceeds_copies(num_experts: int, topology: Topology) -> str:
+    """Why copies cannot be dealt to nodes one by one, as a note; empty when they can: no GPU must hold two of one expert."""
+    most = num_experts * topology.num_gpus
+    if topology.num_physical_experts <= most:
+        return ""
+    return (
+        f"planned flat, over all GPUs alike: {topology.num_physical_experts} slots are more than a copy of each of"
+        f" {num_experts} experts on each of {topology.num_gpus} GPUs takes ({most})"
+    )
+
+
 def broken_rules(num_experts: int, topology: Topology) -> str:
     """Why groups cannot be kept on nodes here, as a note; empty when they can."""
     broken = [

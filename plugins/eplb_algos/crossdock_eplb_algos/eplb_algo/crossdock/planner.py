@@ -10,7 +10,7 @@ from crossdock_eplb_algos._shared.balance import EFFORTS, balanced_packing
 from crossdock_eplb_algos._shared.churn import MoveLimits, fewest_moves
 from crossdock_eplb_algos._shared.counts import greedy_counts, max_copies
 from crossdock_eplb_algos._shared.forecast import forecast_load
-from crossdock_eplb_algos._shared.hierarchy import Nodes, broken_rules, escaping_packing
+from crossdock_eplb_algos._shared.hierarchy import Nodes, broken_rules, escaping_packing, exceeds_copies
 from crossdock_eplb_algos._shared.links import linked_packing, relink
 from crossdock_eplb_algos._shared.packing import Packing, packing_of, replica_counts
 from crossdock_eplb_algos._shared.problem import Problem, make_placement, make_problem
@@ -150,4 +150,5 @@ def _replan(packing: Packing, fresh: Packing, old: Ints, layers: Ints, price: Fl
 def _no_nodes(problem: Problem) -> str:
     if not problem.is_whole:
         return "planned flat, over living GPUs alike: groups are not kept on nodes while a GPU is dead"
-    return broken_rules(problem.load.shape[1], problem.topology)
+    num_experts = problem.load.shape[1]
+    return broken_rules(num_experts, problem.topology) or exceeds_copies(num_experts, problem.topology)

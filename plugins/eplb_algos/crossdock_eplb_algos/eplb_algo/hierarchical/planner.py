@@ -5,7 +5,7 @@ from __future__ import annotations
 from crossdock.types.placement import ExpertLoad, Placement, Topology
 
 from crossdock_eplb_algos._shared.balance import EFFORTS
-from crossdock_eplb_algos._shared.hierarchy import Nodes, broken_rules, escaping_packing
+from crossdock_eplb_algos._shared.hierarchy import Nodes, broken_rules, escaping_packing, exceeds_copies
 from crossdock_eplb_algos._shared.problem import make_placement, make_problem
 from crossdock_eplb_algos._shared.reference import reference_map
 from crossdock_eplb_algos.eplb_algo.hierarchical.options import HierarchicalOptions
@@ -26,7 +26,8 @@ class HierarchicalPlanner:
         if broken:
             slots = reference_map(problem.load, problem.num_slots, 1, 1, problem.num_gpus)
             return make_placement(slots, problem, current, (broken,))
-        if self.options.escape > 0 and topology.num_nodes > 1:
+        may_escape = self.options.escape > 0 and topology.num_nodes > 1
+        if may_escape and not exceeds_copies(load.num_logical_experts, topology):
             nodes = Nodes(
                 num_groups=topology.num_groups,
                 num_nodes=topology.num_nodes,

@@ -217,3 +217,16 @@ def test_a_forecast_beats_the_last_step_by_a_point_where_topics_change() -> None
 def test_wrong_options_are_refused_with_the_reason(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigValueError, match=message):
         plan("crossdock", [[1.0, 2.0]], _topology(2, 2), **options)
+
+
+@pytest.mark.parametrize(("algo", "options"), [("crossdock", {"outside": 0.1}), ("hierarchical", {"escape": 0.1})])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_more_slots_than_every_gpu_can_take_copies_are_all_filled(
+    algo: str, options: dict[str, object], nodes: int
+) -> None:
+    topology = _topology(12, 2, nodes=nodes, groups=2)
+    placement = plan(algo, [[3.0, 1.0]], topology, **options)
+    assert set(placement.physical_to_logical[0].tolist()) == {0, 1}
+    assert (placement.physical_to_logical >= 0).all()
+    if algo == "crossdock":
+        assert "12 slots are more than a copy of each of 2 experts on each of 2 GPUs takes (4)" in placement.notes[0]
