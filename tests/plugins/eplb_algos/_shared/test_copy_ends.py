@@ -8,6 +8,7 @@ import pytest
 import torch
 from crossdock.types.placement import Placement, Topology
 from crossdock_eplb_algos._shared.copy_table import CopyTable, copy_table, tokens_of_rows
+from crossdock_eplb_algos._shared.kernels import copy_picks_torch as copy_picks_module
 from crossdock_eplb_algos._shared.kernels.copy_ends import own_ends_compiled, whole_ends_compiled
 from crossdock_eplb_algos._shared.kernels.copy_ends_torch import own_ends_torch, whole_ends_torch
 from crossdock_eplb_algos._shared.kernels.copy_picks import copy_picks_compiled, expert_counts_compiled
@@ -93,6 +94,17 @@ def test_tokens_go_to_copies_in_the_order_of_the_batch() -> None:
         ends[table.row_of_expert[expert]] = torch.tensor(row_ends)
     expected = [[0, 5], [3, -1], [-1, -1], [11, 2], [5, 11]]
     assert copy_picks_torch(ids, counts, ends, table).tolist() == expected
+
+
+def test_many_choices_are_looked_up_as_few_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_of(SLOTS, 4)
+    ids = torch.randint(-1, 4, (200, 2), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    counts = expert_counts_torch(ids, 4)
+    tokens = tokens_of_rows(table, counts)
+    ends = whole_ends_torch(drawn_shares(table, tokens, 0), tokens)
+    few = copy_picks_torch(ids, counts, ends, table)
+    monkeypatch.setattr(copy_picks_module, "_MOST_COMPARED", 0)
+    assert torch.equal(copy_picks_torch(ids, counts, ends, table), few)
 
 
 def test_no_row_and_only_padding_are_fine() -> None:

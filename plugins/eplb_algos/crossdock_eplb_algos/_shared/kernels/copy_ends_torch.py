@@ -22,11 +22,11 @@ def whole_ends_torch(shares: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor
         return torch.zeros(shares.shape, dtype=torch.int64, device=shares.device)
     # Sums of integers: those of floats would depend on the order, and could grow where there is no share.
     sums = (shares * PARTS + 0.5).to(torch.int64).cumsum(1)
-    ends = torch.minimum((sums + PARTS // 2) // PARTS, tokens[:, None])
+    ends = torch.minimum((sums + PARTS // 2) >> PARTS.bit_length() - 1, tokens[:, None])
     # What rounding lost goes to the last rank that has a share; those behind it have none.
-    last = shares.shape[1] - 1 - (shares.flip(1) > 0).to(torch.int8).argmax(1)
-    behind = torch.arange(shares.shape[1], device=shares.device) >= last[:, None]
-    return torch.where(behind, tokens[:, None], ends)
+    place = torch.arange(1, shares.shape[1] + 1, device=shares.device)
+    last = ((shares > 0) * place).amax(1, keepdim=True)
+    return torch.where(place >= last, tokens[:, None], ends)
 
 
 def own_ends_torch(ends: torch.Tensor, counts: torch.Tensor, own_rank: int, num_nodes: int) -> torch.Tensor:

@@ -39,7 +39,7 @@ class WaterFill:
 def shares_of_table(copies: LayerCopies, shares: torch.Tensor, table: CopyTable) -> torch.Tensor:
     """[N, K] tokens of copies, as a solver gives them -> [M, R] float32, as the table has them."""
     flat = torch.zeros(table.slots.numel() + 1, dtype=torch.float32)
-    flat[copies.places] = shares.to(torch.float32)
+    flat.scatter_(0, copies.places.view(-1), shares.view(-1).to(torch.float32))
     return flat[:-1].view(table.slots.shape)
 
 
