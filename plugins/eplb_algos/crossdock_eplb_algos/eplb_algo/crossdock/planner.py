@@ -67,7 +67,8 @@ class CrossdockPlanner:
         """The evenest packing, or where it costs little the one that links most GPUs."""
         effort = EFFORTS[self.options.effort]
         packing = balanced_packing(problem.load, problem.num_slots, problem.num_gpus, effort)
-        if self.options.split == "batch" and problem.num_slots > problem.load.shape[1] and problem.num_gpus > 1:
+        num_experts = problem.load.shape[1]
+        if self.options.split == "batch" and num_experts < problem.num_slots <= num_experts * problem.num_gpus:
             linked = linked_packing(
                 problem.load, problem.num_slots, problem.num_gpus, near=effort.near, tries=effort.link_tries
             )
