@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping
+from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -65,7 +66,7 @@ def write_package(point: str, name: str, folder: Path | None = None) -> Path:
     """Writes the package and returns its folder.
 
     Raises:
-        UsageError: no such point, a name that is no identifier, or a folder that is not empty.
+        UsageError: no such point, a name that is no identifier or that of a package of crossdock, or a folder that is not empty.
     """
     if point not in TEMPLATES:
         raise UsageError(
@@ -73,11 +74,15 @@ def write_package(point: str, name: str, folder: Path | None = None) -> Path:
         )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(f"plugin name {name!r}: use lower-case letters, digits and _, not a keyword of Python")
+    package = f"crossdock_{name}"
+    if package in _own_packages():
+        raise UsageError(
+            f"plugin name {name!r}: its package {package} would hide the one of crossdock; take another name"
+        )
     target = folder if folder is not None else Path(f"crossdock-{name.replace('_', '-')}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not an empty folder; name another one with --folder")
     values = _values(point, name)
-    package = values["package"]
     targets = {
         "pyproject.toml": "pyproject.toml.jinja",
         "README.md": "README.md.jinja",
@@ -93,6 +98,11 @@ def write_package(point: str, name: str, folder: Path | None = None) -> Path:
         place.write_text(environment.get_template(template).render(values), encoding="utf-8")
     (target / f"src/{package}/py.typed").touch()
     return target
+
+
+def _own_packages() -> frozenset[str]:
+    """Modules that crossdock's own plugins are in."""
+    return frozenset(entry.module.partition(".")[0] for entry in distribution("crossdock").entry_points)
 
 
 def _own_files(point: str) -> Mapping[str, str]:

@@ -68,6 +68,9 @@ def test_names_and_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> No
     for name in ("Mine", "my-plugin", "1st", "class", ""):
         with pytest.raises(UsageError, match="lower-case letters"):
             write_package("padding", name, tmp_path / "new")
+    for name in ("attention", "dispatchers", "models"):
+        with pytest.raises(UsageError, match=f"crossdock_{name} would hide the one of crossdock"):
+            write_package("padding", name, tmp_path / "new")
     with pytest.raises(UsageError, match="did you mean 'padding'"):
         write_package("paddin", "mine", tmp_path / "new")
     assert not (tmp_path / "new").exists()
