@@ -58,7 +58,6 @@ class PackedLinear:
             return few_rows_linear(rows, self._weight, self._bias, rows.dtype)
         return functional.linear(rows, self._weight, self._bias)
 
-
     def in_float32(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, in] -> [n, out] float32. On a GPU the sums are never rounded to bf16, and not written twice."""
         if self._bias is None and rows.is_cuda and rows.dtype is torch.bfloat16:
