@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,9 +40,18 @@ def test_a_written_package_is_formatted_and_clean(point: str, tmp_path: Path) ->
         assert ran.returncode == 0, ran.stdout
 
 
+@pytest.fixture
+def fresh_pool() -> Iterator[Callable[[int], RankPool]]:
+    """Pools of this test alone: processes that started earlier do not see a package written now."""
+    pools: dict[int, RankPool] = {}
+    yield lambda world_size: pools.setdefault(world_size, RankPool(world_size))
+    for pool in pools.values():
+        pool.close()
+
+
 @pytest.mark.parametrize("point", sorted(set(TEMPLATES) - NEEDS_RANKS))
 def test_a_written_plugin_passes_the_checks_of_its_point(
-    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank_pool: Callable[[int], RankPool]
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_pool: Callable[[int], RankPool]
 ) -> None:
     name = f"fresh_{point}"
     folder = write_package(point, name, tmp_path / "package")
@@ -55,7 +64,7 @@ def test_a_written_plugin_passes_the_checks_of_its_point(
     )
     monkeypatch.syspath_prepend(str(source))
     monkeypatch.setenv("PYTHONPATH", str(source))
-    results = [run_check(check, PluginCase(point=point, name=name, pool_of=rank_pool)) for check in checks_of(point)]
+    results = [run_check(check, PluginCase(point=point, name=name, pool_of=fresh_pool)) for check in checks_of(point)]
     assert [f"{result.check}: {result.message}" for result in results if result.outcome is Outcome.FAILED] == []
     assert sum(result.outcome is Outcome.PASSED for result in results) >= 4
 
