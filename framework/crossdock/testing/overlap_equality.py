@@ -19,7 +19,8 @@ from crossdock.testing.world import RankContext
 from crossdock.types.parallel import ParallelSizes
 
 EXPERT_ROWS = 6
-"""From 7 rows an expert on, the experts' kernel works by blocks of turned weights, which round differently."""
+"""With a few more rows an expert (the number depends on the instruction set), the kernel works by blocks of turned weights, which round
+differently."""
 WIDE_FIELDS: dict[str, dict[str, object]] = {
     "qwen3_moe": {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64, "num_experts": 32},
     "mixtral": {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64, "num_local_experts": 32},
