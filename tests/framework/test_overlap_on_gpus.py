@@ -18,8 +18,8 @@ from crossdock.types.request import SamplingParams
 
 LENGTHS = (10, 900, 20, 30, 1, 257, 64, 300, 128, 5)
 PROMPTS = [[(7 * place + 3 * index) % 96 for place in range(length)] for index, length in enumerate(LENGTHS)]
-TOLERANCES = {"float32": 5e-4, "bfloat16": 3e-2}
-"""Relative to the largest logit: half as many rows take other tiles, which add up in another order; 1.5e-4 was seen in fp32 on an H200."""
+TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
+"""Relative to the largest logit: half as many rows take other tiles, which add up in another order."""
 GREEDY = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
 TRANSPORTS = [("alltoallv", "float32"), ("nvlink", "bfloat16")]
 

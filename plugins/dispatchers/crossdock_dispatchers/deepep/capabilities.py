@@ -41,22 +41,11 @@ WHEEL = (
 def deepep_capabilities(
     sizes: ParallelSizes, options: DeepEpOptions, low_latency_rows: int | None
 ) -> DispatcherCapabilities:
-    """Rank-local rows in and out, owing nothing; the expert group must be all ranks. One rank needs no library and no GPU.
+    """Rank-local rows in and out, owing nothing; the expert group must be all ranks.
 
     ``low_latency_rows``: the limit of a step in ``low_latency`` mode; the other modes take any number in prefill.
     """
     local_rows = drop_unit_axes(LOCAL_ROWS, sizes)
-    if sizes.ranks == 1:
-        return DispatcherCapabilities(
-            devices=frozenset({"cpu", "cuda"}),
-            layouts=frozenset({ReceiveLayout.TOKEN_ROWS}),
-            input_rows=local_rows,
-            output_rows=local_rows,
-            output_owed=COMPLETE,
-            needs_full_ep=True,
-            rank_invariant_picks_needed=False,
-            graph_capture=True,
-        )
     modes = MODES[options.mode]
     return DispatcherCapabilities(
         devices=frozenset({"cuda"}),
@@ -86,7 +75,7 @@ def deepep_answer(options: DeepEpOptions, env: Environment) -> DispatcherCapabil
         for rows in (env.max_rows_per_rank, env.max_decode_rows)
     )
     needed = needed_low_latency_rows(options, max_rows, decode_rows)
-    if sizes.ranks > 1 and env.device == "cuda":
+    if env.device == "cuda":
         refusal = _refusal(options, env) or capacity_refusal(options, needed)
         if refusal is not None:
             return refusal

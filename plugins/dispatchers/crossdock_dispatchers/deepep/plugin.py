@@ -20,15 +20,9 @@ HOOK_API_VERSION = 1
 
 @hookimpl
 def make_dispatcher(options: Mapping[str, object], spec: DispatcherSpec) -> Dispatcher | None:
-    """A dispatcher over ``deep_ep.Buffer``, or on one rank over nothing. Declines off CUDA and when the expert group is not all ranks."""
+    """A dispatcher over ``deep_ep.Buffer``. Declines off CUDA and when the expert group is not all ranks."""
     chosen = read_options(DeepEpOptions, options, where="[dispatcher]")
-    if spec.sizes.moe_ep_size != spec.sizes.ranks:
-        return None
-    if spec.sizes.ranks == 1:
-        from crossdock_dispatchers.deepep.one_rank import OneRank
-
-        return OneRank(spec, chosen)
-    if spec.device.type != "cuda":
+    if spec.device.type != "cuda" or spec.sizes.moe_ep_size != spec.sizes.ranks:
         return None
     from crossdock_dispatchers.deepep.dispatcher import DeepEpDispatcher
     from crossdock_dispatchers.deepep.library import load_deep_ep, world_group

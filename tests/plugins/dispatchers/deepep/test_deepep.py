@@ -357,10 +357,10 @@ def test_a_dispatcher_for_more_rows_than_fit_is_not_built() -> None:
     assert raised.value.needed == 1025
 
 
-def test_one_rank_needs_neither_library_nor_gpu() -> None:
-    found = answer({}, sizes=resolve_sizes(ranks=1), device="cpu", packages=frozenset(), dtype="float32")
-    assert isinstance(found, DispatcherCapabilities)
-    assert found.devices == {"cpu", "cuda"}
+def test_one_rank_is_left_to_the_core() -> None:
+    found = answer({}, sizes=resolve_sizes(ranks=1))
+    assert isinstance(found, Refusal)
+    assert found.code == "rank_count_not_supported"
 
 
 def test_an_odd_number_of_multiprocessors_is_an_error() -> None:
