@@ -113,11 +113,11 @@ def attend_to_cache(
         slot += position % page_tokens
         k_at = k_pool + slot[:, None] * stride_k_slot + k_at_head
         key = tl.load(k_at + key_column[None, :], mask=inside[:, None] & (key_column < key_dim)[None, :], other=0.0)
-        scores = tl.dot(query, tl.trans(key))
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if rest_dim > 0:
             key_mask = inside[:, None] & (rest_column < rest_dim)[None, :]
             key_rest = tl.load(k_at + key_dim + rest_column[None, :], mask=key_mask, other=0.0)
-            scores = tl.dot(query_rest, tl.trans(key_rest), scores)
+            scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
         scores = tl.where(inside[None, :], scores * log2_scale, float("-inf"))
         if value_is_key:
             value = key

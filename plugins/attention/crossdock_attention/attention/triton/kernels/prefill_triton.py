@@ -111,11 +111,11 @@ def prefill_kernel(
             first = 0 if described else token
             at = tile_rows(start + first, sequence, context, page_table, kv_start, page_columns, page_tokens, paged)
             key = load_tile(k, at, key_head * stride_k_head, stride_k_row, key_dim, key_column, described)
-            scores = tl.dot(query, key.T)
+            scores = tl.dot(query, key.T, input_precision="ieee")
             if rest_dim > 0:
                 rest_at = key_head * stride_rest_head
                 rest = load_tile(k_rest, at, rest_at, stride_rest_row, rest_dim, rest_column, described)
-                scores = tl.dot(query_rest, rest.T, scores)
+                scores = tl.dot(query_rest, rest.T, scores, input_precision="ieee")
             if stretch > 0:
                 seen = (start + token)[None, :] <= (first_position + lane)[:, None]
                 scores = tl.where(seen, scores, float("-inf"))
@@ -128,7 +128,7 @@ def prefill_kernel(
             if stretch == 2:
                 # A descriptor brings whatever lies behind the context; its weight is 0, but it may be infinite.
                 value = tl.where((start + token < context)[:, None], value, 0.0)
-            result = tl.dot(weights.to(value.dtype), value, result)
+            result = tl.dot(weights.to(value.dtype), value, result, input_precision="ieee")
             running_max = new_max
     out_at = out + (first_row + lane).to(tl.int64)[:, None] * stride_out_row + head * stride_out_head
     out_mask = live[:, None] & (value_column < value_dim)[None, :]

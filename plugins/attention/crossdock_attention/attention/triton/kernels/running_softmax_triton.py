@@ -15,7 +15,7 @@ def add_block(scores, value, running_max, running_sum, result):
     weights = tl.exp2(scores - new_max[:, None])
     rescale = tl.exp2(running_max - new_max)
     running_sum = running_sum * rescale + tl.sum(weights, axis=1)
-    result = tl.dot(weights.to(value.dtype), value, result * rescale[:, None])
+    result = tl.dot(weights.to(value.dtype), value, result * rescale[:, None], input_precision="ieee")
     return new_max, running_sum, result
 
 

@@ -52,7 +52,7 @@ def large_gate_up_kernel(
         for start in range(0, hidden_size, block_inner):
             x = tl.load(row_at + start)
             weight = gate_up.load([2 * expert, column_block * block_columns, start])
-            both = tl.dot(x, tl.reshape(weight, (2 * block_columns, block_inner)).T, both)
+            both = tl.dot(x, tl.reshape(weight, (2 * block_columns, block_inner)).T, both, input_precision="ieee")
         gate, up = tl.split(tl.permute(tl.reshape(both, (block_rows, 2, block_columns)), (0, 2, 1)))
         activated = gate / (1.0 + tl.exp(-gate)) * up
         place = (row_block * block_rows + lane).to(tl.int64)
@@ -93,7 +93,12 @@ def large_down_kernel(
         total = tl.zeros((block_rows, block_columns), dtype=tl.float32)
         for start in range(0, inner_size, block_inner):
             x = activated.load([row_block * block_rows, start])
-            total = tl.dot(x, down.load([expert * hidden_size + column_block * block_columns, start]).T, total)
+            total = tl.dot(
+                x,
+                down.load([expert * hidden_size + column_block * block_columns, start]).T,
+                total,
+                input_precision="ieee",
+            )
         pair = tl.load(pairs + row_block * block_rows + lane)
         column = column_block * block_columns + tl.arange(0, block_columns)
         weight = tl.load(weights + pair, mask=pair < num_pairs, other=0.0)

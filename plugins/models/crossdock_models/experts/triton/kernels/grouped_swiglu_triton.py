@@ -76,11 +76,11 @@ def gate_up_kernel(
                 gate_scale = tl.load(scale_at + block_at, mask=column_inside, other=0.0)
                 scale_at += scale_rows // 2 * scale_columns
                 up_scale = tl.load(scale_at + block_at, mask=column_inside, other=0.0)
-                gate += tl.dot(x, gate_tile.to(x.dtype)) * gate_scale[None, :]
-                up += tl.dot(x, up_tile.to(x.dtype)) * up_scale[None, :]
+                gate += tl.dot(x, gate_tile.to(x.dtype), input_precision="ieee") * gate_scale[None, :]
+                up += tl.dot(x, up_tile.to(x.dtype), input_precision="ieee") * up_scale[None, :]
             else:
-                gate = tl.dot(x, gate_tile, gate)
-                up = tl.dot(x, up_tile, up)
+                gate = tl.dot(x, gate_tile, gate, input_precision="ieee")
+                up = tl.dot(x, up_tile, up, input_precision="ieee")
         activated = gate / (1.0 + tl.exp(-gate)) * up
         place = (row_block * block_rows + lane).to(tl.int64)
         at = out + place[:, None] * inner_size + column[None, :]
@@ -134,9 +134,9 @@ def down_kernel(
             if weight_blocks:
                 scale_at = scales + expert.to(tl.int64) * scale_rows * scale_columns + start // 128
                 scale = tl.load(scale_at + column // 128 * scale_columns, mask=column_inside, other=0.0)
-                total += tl.dot(x, tile.to(x.dtype)) * scale[None, :]
+                total += tl.dot(x, tile.to(x.dtype), input_precision="ieee") * scale[None, :]
             else:
-                total = tl.dot(x, tile, total)
+                total = tl.dot(x, tile, total, input_precision="ieee")
         weight = tl.load(weights + pair, mask=pair < num_pairs, other=0.0)
         at = out + pair[:, None].to(tl.int64) * hidden_size + column[None, :]
         keep = (pair < num_pairs)[:, None] & column_inside[None, :]
