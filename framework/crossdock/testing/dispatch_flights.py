@@ -92,6 +92,8 @@ class Flight:
     dispatcher: GuardedDispatcher
     scenario: DispatchScenario
     slot: int = 0
+    micro_batches: int = 1
+    """Micro-batches of the step that the flight belongs to."""
     pending: Pending | None = None
     received_pairs: int = 0
 
@@ -102,7 +104,7 @@ class Flight:
         capabilities, scenario = self.dispatcher.capabilities, self.scenario
         rows = routed_rows(scenario).held(capabilities.input_rows, scenario, self.context.rank)
         counts = tuple(held_range(capabilities.input_rows, scenario, rank)[1] for rank in range(self.context.size))
-        step = DispatchStep(source_counts=counts if scenario.counts_known else None)
+        step = DispatchStep(micro_batches=self.micro_batches, source_counts=counts if scenario.counts_known else None)
         self.pending = self.dispatcher.dispatch_begin(
             rows.hidden_states, rows.topk_ids, rows.topk_weights, step, self.slot
         )
@@ -191,8 +193,8 @@ def two_flights(
     second = attrs.evolve(first, live_tokens=one_replica(sizes, 4), seed=2)
     dispatcher = build_dispatcher(context, name, options, first, max_in_flight=2)
     flights = {
-        "a": Flight(context, dispatcher, first, slot=0),
-        "b": Flight(context, dispatcher, second, slot=1),
+        "a": Flight(context, dispatcher, first, slot=0, micro_batches=2),
+        "b": Flight(context, dispatcher, second, slot=1, micro_batches=2),
     }
     moves = {letter: iter(("dispatch_begin", "experts", "combine_end")) for letter in flights}
     errors: list[float] = []

@@ -39,8 +39,10 @@ class _Sent:
     """[n, H] bf16, or the pair ([n, H] float8_e4m3fn, [n, H / 128] float32)."""
     topk_ids: torch.Tensor
     topk_weights: torch.Tensor
+    is_apart: bool
+    """Whether work of another micro-batch runs beside the transfer."""
     begun: Any = None
-    """Event after which the rows are complete, in a split call."""
+    """Event after which the rows are complete, where they travel apart."""
 
 
 @attrs.define(eq=False)
@@ -71,6 +73,7 @@ class _WayBack:
     num_rows: int
     topk_ids: torch.Tensor
     topk_weights: torch.Tensor
+    is_apart: bool
     handle: Any
 
     @staticmethod
@@ -80,6 +83,7 @@ class _WayBack:
             num_rows=sent.num_rows,
             topk_ids=sent.topk_ids,
             topk_weights=sent.topk_weights,
+            is_apart=sent.is_apart,
             handle=handle,
         )
 
@@ -96,8 +100,8 @@ class _Returning:
 class DeepEpDispatcher:
     """``deep_ep.Buffer`` with both protocols or one.
 
-    With one batch in flight everything is ordered by the current stream. With two, work on rows that are under way is left to the
-    library's stream (normal) or to its receive hooks (low latency) until ``end``. The normal dispatch waits for the device to learn its
+    In a step of one micro-batch everything is ordered by the current stream. In a step of two, work on rows that are under way is left to
+    the library's stream (normal) or to its receive hooks (low latency) until ``end``. The normal dispatch waits for the device to learn its
     counts, so it starts in ``dispatch_end``: what was launched between begin and end hides it.
     """
 
@@ -108,7 +112,6 @@ class DeepEpDispatcher:
         self._spec = spec
         self._capabilities = deepep_capabilities(spec.sizes, options, capacity or None)
         self._quantised = options.wire == "fp8" or (options.wire == "auto" and spec.wire_dtype is WireDtype.FP8_BLOCK)
-        self._split = spec.max_in_flight > 1
         # The library has two low-latency buffers, and each send clears the flags of the send before it, which must have arrived by then,
         # whichever slot it belongs to.
         self._last_send = _Wait()
@@ -142,11 +145,12 @@ class DeepEpDispatcher:
         mode = step.mode if len(modes) > 1 else next(iter(modes))
         num_rows = hidden_states.shape[0]
         rows, ids, weights = _some_rows(hidden_states, topk_ids, topk_weights)
-        sent = _Sent(mode=mode, num_rows=num_rows, rows=rows, topk_ids=ids, topk_weights=weights)
+        is_apart = step.micro_batches > 1
+        sent = _Sent(mode=mode, num_rows=num_rows, rows=rows, topk_ids=ids, topk_weights=weights, is_apart=is_apart)
         if mode is DispatchMode.LOW_LATENCY:
             return Pending(slot=slot, payload=self._send_low_latency(sent, slot))
         payload = quantise_rows(rows) if self._quantised else rows
-        begun = self._library.Buffer.capture() if self._split else None
+        begun = self._library.Buffer.capture() if is_apart else None
         return Pending(slot=slot, payload=attrs.evolve(sent, rows=payload, begun=begun))
 
     def dispatch_end(self, pending: Pending) -> Received:
@@ -162,12 +166,17 @@ class DeepEpDispatcher:
         if way_back.mode is DispatchMode.LOW_LATENCY:
             self._last_send()
             rows, _, hook = self._buffer.low_latency_combine(
-                expert_out, way_back.topk_ids, way_back.topk_weights, way_back.handle, return_recv_hook=self._split
+                expert_out,
+                way_back.topk_ids,
+                way_back.topk_weights,
+                way_back.handle,
+                return_recv_hook=way_back.is_apart,
             )
-            wait = self._last_send = _Wait(hook if self._split else None)
+            wait = self._last_send = _Wait(hook if way_back.is_apart else None)
         else:
-            rows, _, event = self._buffer.combine(expert_out, way_back.handle, **self._ordering())
-            wait = _Wait(event.current_stream_wait if self._split else None)
+            ordering = self._apart(self._library.Buffer.capture()) if way_back.is_apart else {}
+            rows, _, event = self._buffer.combine(expert_out, way_back.handle, **ordering)
+            wait = _Wait(event.current_stream_wait if way_back.is_apart else None)
         returning = _Returning(num_rows=way_back.num_rows, rows=rows, wait=wait)
         return Pending(slot=received.slot, payload=returning)
 
@@ -178,17 +187,15 @@ class DeepEpDispatcher:
         rows = returning.rows[: returning.num_rows]
         return Rows(rows, capabilities.output_rows, capabilities.output_owed, self._spec.comms)
 
-    def _ordering(self, begun: Any = None) -> dict[str, Any]:
-        """How a normal call is ordered with the current stream: by it, or in a split call by events."""
-        if not self._split:
-            return {}
-        previous = self._library.Buffer.capture() if begun is None else begun
-        return {"previous_event": previous, "async_finish": True, "allocate_on_comm_stream": True}
+    @staticmethod
+    def _apart(begun: Any) -> dict[str, Any]:
+        """Arguments of a normal call in the library's stream, after the event ``begun``."""
+        return {"previous_event": begun, "async_finish": True, "allocate_on_comm_stream": True}
 
     def _send_normal(self, sent: _Sent, slot: int) -> Received:
         spec, buffer = self._spec, self._buffer
         per_rank, per_node, per_expert, in_rank, laid_out = buffer.get_dispatch_layout(
-            sent.topk_ids, spec.num_physical_experts, **self._ordering(sent.begun)
+            sent.topk_ids, spec.num_physical_experts, **(self._apart(sent.begun) if sent.is_apart else {})
         )
         payload, ids, weights, counts, handle, arrived = buffer.dispatch(
             sent.rows,
@@ -199,9 +206,9 @@ class DeepEpDispatcher:
             topk_idx=sent.topk_ids,
             topk_weights=sent.topk_weights,
             expert_alignment=spec.expert_alignment,
-            **self._ordering(laid_out if self._split else None),
+            **(self._apart(laid_out) if sent.is_apart else {}),
         )
-        if self._split:
+        if sent.is_apart:
             arrived.current_stream_wait()
         rows, scales = payload if self._quantised else (payload, None)
         return Received(
@@ -230,7 +237,7 @@ class DeepEpDispatcher:
             self._capacity,
             spec.num_physical_experts,
             use_fp8=self._quantised,
-            return_recv_hook=self._split,
+            return_recv_hook=sent.is_apart,
         )
         rows, scales = payload if self._quantised else (payload, None)
         experts = spec.num_physical_experts
@@ -244,7 +251,7 @@ class DeepEpDispatcher:
             slot=slot,
             way_back=_WayBack.of(sent, handle),
         )
-        self._last_send = _Wait(hook if self._split else None)
+        self._last_send = _Wait(hook if sent.is_apart else None)
         return _Arriving(received=received, wait=self._last_send)
 
 

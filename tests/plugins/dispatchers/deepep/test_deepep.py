@@ -206,7 +206,8 @@ SCENARIO = DispatchScenario(sizes=TWO, live_tokens=(5, 8), dtype="bfloat16", hid
 def fly_played(context: RankContext, mode: str, wire: str, scenario: DispatchScenario) -> tuple[float, int, list[str]]:
     """Relative error of a round trip, (row, expert) pairs that came, and the library's calls."""
     options = DeepEpOptions(mode=mode, wire=wire)  # type: ignore[arg-type]
-    inner, dispatcher = played_dispatcher(context, options, scenario)
+    # Built for two in flight, as under two_batch: a step of one still is ordered by the current stream.
+    inner, dispatcher = played_dispatcher(context, options, scenario, in_flight=2)
     flight = Flight(context, dispatcher, scenario)
     inner._buffer.calls.clear()
     flight.dispatch_begin()
@@ -236,7 +237,7 @@ def test_a_round_trip_gives_the_weighted_sum(
         assert calls == [f"{protocol}dispatch", f"{protocol}combine"]
 
 
-def alternate(context: RankContext, order: str, modes: dict[str, DispatchMode]) -> list[float]:
+def alternate(context: RankContext, order: str, modes: dict[str, DispatchMode], micro_batches: int) -> list[float]:
     """Two micro-batches in flight, each in its protocol; letters as in the conformance kit."""
     _, dispatcher = played_dispatcher(context, DeepEpOptions(), SCENARIO, in_flight=2)
     errors: list[float] = []
@@ -244,7 +245,7 @@ def alternate(context: RankContext, order: str, modes: dict[str, DispatchMode]) 
 
     def begin(letter: str) -> None:
         rows = routed_rows(SCENARIO).held(dispatcher.capabilities.input_rows, SCENARIO, context.rank)
-        step = DispatchStep(mode=modes[letter])
+        step = DispatchStep(mode=modes[letter], micro_batches=micro_batches)
         flights[letter].pending = dispatcher.dispatch_begin(
             rows.hidden_states, rows.topk_ids, rows.topk_weights, step, flights[letter].slot
         )
@@ -261,10 +262,12 @@ def alternate(context: RankContext, order: str, modes: dict[str, DispatchMode]) 
 
 @pytest.mark.parametrize("order", ["ababab", "abbaab", "aabbab", "abbbaa"])
 @pytest.mark.parametrize("first", list(DispatchMode))
+@pytest.mark.parametrize("micro_batches", [1, 2])
 def test_any_protocols_may_be_in_flight_at_once(
-    first: DispatchMode, order: str, rank_pool: Callable[[int], RankPool]
+    micro_batches: int, first: DispatchMode, order: str, rank_pool: Callable[[int], RankPool]
 ) -> None:
-    for errors in rank_pool(2).run(alternate, order, {"a": first, "b": DispatchMode.LOW_LATENCY}):
+    modes = {"a": first, "b": DispatchMode.LOW_LATENCY}
+    for errors in rank_pool(2).run(alternate, order, modes, micro_batches):
         assert len(errors) == 2
         assert max(errors) <= TOLERANCES["bf16"]
 
