@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator, Mapping
 
 from crossdock.compatibility_rules import Finding, findings
 from crossdock.config import AUTO, Config
 from crossdock.config_rules import parallel_sizes
 from crossdock.errors import CrossdockError, SelectionRefused
+from crossdock.installation import top_level_modules
 from crossdock.registry import installed
 from crossdock.selection_parts import Part, PartLoader, make_candidate
 from crossdock.types.capability import (
@@ -25,7 +25,7 @@ def make_environment(config: Config, *, dtype: str | None = None, model: ModelIn
         device=config.launch.device,
         sizes=parallel_sizes(config.parallel),
         dtype=dtype or ("float32" if configured == AUTO else configured),
-        packages=frozenset(module.name for module in pkgutil.iter_modules()),
+        packages=top_level_modules(),
         num_nodes=config.launch.nnodes,
         max_rows_per_rank=config.scheduler.max_step_tokens,
         max_decode_rows=config.scheduler.max_running_requests,

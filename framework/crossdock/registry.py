@@ -25,6 +25,7 @@ from crossdock.errors import (
     WrongHookApiVersion,
 )
 from crossdock.hookapi import HOOK_API_VERSION, PROJECT
+from crossdock.installation import FoundEntryPoint, entry_points
 from crossdock.options import nearest
 from crossdock.points import POINTS, SPECS, hook_names
 
@@ -55,7 +56,7 @@ class LoadedPlugin:
 
 def installed(point: str) -> tuple[InstalledPlugin, ...]:
     """Every plugin of a point by metadata, sorted by name, then distribution; a name given twice appears twice."""
-    return tuple(_describe(point, entry) for entry in _entry_points(point))
+    return tuple(_describe(point, found) for found in _entry_points(point))
 
 
 def load_plugin(point: str, name: str) -> LoadedPlugin:
@@ -65,9 +66,9 @@ def load_plugin(point: str, name: str) -> LoadedPlugin:
         UnknownPlugin, DuplicatePlugin, PluginImportFailed, WrongHookApiVersion, UnknownHook, NoHookImplemented: in this order; nothing
             stays registered after any of them.
     """
-    entry = _find(point, name)
-    found = _describe(point, entry)
-    module = _import(found, entry)
+    matching = _find(point, name)
+    found = _describe(point, matching)
+    module = _import(found, matching.entry)
     api = _checked_version(found, module)
     manager = _checked_manager(found, module)
     return LoadedPlugin(
@@ -81,40 +82,39 @@ def load_plugin(point: str, name: str) -> LoadedPlugin:
     )
 
 
-def _entry_points(point: str) -> tuple[importlib.metadata.EntryPoint, ...]:
+def _entry_points(point: str) -> tuple[FoundEntryPoint, ...]:
     if point not in SPECS:
         raise UnknownPlugin(f"no extension point {point!r}{nearest(point, POINTS)}; there are: {', '.join(POINTS)}")
-    entries = importlib.metadata.entry_points(group=f"{PROJECT}.{point}")
-    return tuple(sorted(entries, key=lambda entry: (entry.name, entry.dist.name if entry.dist else "")))
+    return entry_points(f"{PROJECT}.{point}")
 
 
-def _describe(point: str, entry: importlib.metadata.EntryPoint) -> InstalledPlugin:
-    distribution = entry.dist.name if entry.dist else "unknown distribution"
-    version = entry.dist.version if entry.dist else "0"
+def _describe(point: str, found: FoundEntryPoint) -> InstalledPlugin:
     return InstalledPlugin(
-        point=point, name=entry.name, distribution=distribution, version=version, module_name=entry.value
+        point=point,
+        name=found.entry.name,
+        distribution=found.distribution,
+        version=found.version,
+        module_name=found.entry.value,
     )
 
 
 def installed_names(point: str) -> str:
     """Names of a point's plugins, each once, for messages."""
-    return ", ".join(dict.fromkeys(entry.name for entry in _entry_points(point))) or "none"
+    return ", ".join(dict.fromkeys(found.entry.name for found in _entry_points(point))) or "none"
 
 
-def _find(point: str, name: str) -> importlib.metadata.EntryPoint:
+def _find(point: str, name: str) -> FoundEntryPoint:
     """Steps 1 and 2: the one entry point of this name."""
-    entries = _entry_points(point)
-    matching = [entry for entry in entries if entry.name == name]
+    present = _entry_points(point)
+    matching = [found for found in present if found.entry.name == name]
     if not matching:
-        known = tuple(dict.fromkeys(entry.name for entry in entries))
+        known = tuple(dict.fromkeys(found.entry.name for found in present))
         raise UnknownPlugin(
             f"no {point} plugin {name!r}{nearest(name, known)}; installed: {', '.join(known) or 'none'}"
             " (a package that was changed must be installed again before its new entry points are seen)"
         )
     if len(matching) > 1:
-        owners = " and ".join(
-            f"{found.distribution} {found.version}" for found in (_describe(point, e) for e in matching)
-        )
+        owners = " and ".join(f"{found.distribution} {found.version}" for found in matching)
         raise DuplicatePlugin(
             f"{point} plugin {name!r} is provided by {owners}; nothing was loaded: uninstall one or rename its entry point"
         )
