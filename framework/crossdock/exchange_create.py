@@ -106,5 +106,5 @@ def create_peer_channel(
 def _no_shared_memory() -> SelectionRefused:
     return SelectionRefused(
         ["shm_needs_one_machine"],
-        ["launch.exchange 'shm' needs all ranks on one machine with a common shared-memory folder: use 'gloo'"],
+        ["launch.exchange 'shm' needs all ranks on one x86 machine, in one process namespace: use 'gloo'"],
     )

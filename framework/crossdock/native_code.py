@@ -24,6 +24,8 @@ import attrs
 _SOURCES = Path(__file__).parent / "ops" / "cpu"
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+_UNFINISHED = "building-"
+"""Libraries are built under a name that begins so."""
 _BUILD_LIMIT_S = 180
 """About 8 s of one core; machines are busy when several ranks start."""
 
@@ -55,6 +57,8 @@ def build_native_code(compiler: str, folder: Path | None, sources: Sequence[Path
                 return _loaded(_built(compiler, files, Path(temporary) / "kernels.so"))
         target = folder / f"kernels-{_fingerprint(compiler, files)}.so"
         with _build_lock(folder):
+            for left in folder.glob(f"{_UNFINISHED}*"):  # of a build that was killed
+                left.unlink()
             built = target if target.exists() else _built(compiler, files, target)
         return _loaded(built)
     except (OSError, subprocess.SubprocessError) as error:
@@ -86,7 +90,7 @@ def _build_lock(folder: Path) -> Generator[None, None, None]:
 
 def _built(compiler: str, files: Sequence[Path], target: Path) -> Path:
     """Compiles to a name of its own and renames: a build that is cut short leaves no half library behind."""
-    handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
+    handle, name = tempfile.mkstemp(prefix=_UNFINISHED, suffix=".so", dir=target.parent)
     os.close(handle)
     try:
         subprocess.run(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import attrs
 import numpy as np
@@ -15,6 +13,7 @@ from crossdock.config import Config
 from crossdock.config_rules import parallel_sizes
 from crossdock.errors import UsageError
 from crossdock.launch.rank_logs import pass_logs_on
+from crossdock.launch.runtime_folder import runtime_folder
 from crossdock.local_ranks import run_local_ranks
 from crossdock.offline_job import OfflineJob, OfflineResult, read_results, run_job_on_rank, write_job
 from crossdock.rank_plan import plan_rank
@@ -83,8 +82,7 @@ def run_job(job: OfflineJob) -> OfflineResult:
         take_device(job.config.launch.device, 0)
         return run_job_on_rank(job, plan)
     threads = job.config.launch.threads_per_rank or max(1, (os.cpu_count() or 1) // ranks)
-    with tempfile.TemporaryDirectory(prefix="crossdock-") as name:
-        folder = Path(name)
+    with runtime_folder() as folder:
         write_job(folder, job)
         run_local_ranks(RANK_MODULE, folder, ranks, threads)
         return read_results(folder, parallel_sizes(job.config.parallel))

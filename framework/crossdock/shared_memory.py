@@ -1,7 +1,8 @@
 """Memory that processes of one machine share, and waiting for what another process writes there.
 
-A file in a memory-backed folder, mapped by everyone and removed at once: nothing is left behind, however the processes end. (The standard
-library's ``SharedMemory`` starts a tracker process in every rank and unlinks at exit, which a killed creator never reaches.)
+A file without a name, which the others open through the creator's descriptor: nothing is left behind, however and whenever the processes
+end, and a small ``/dev/shm`` is no limit. (The standard library's ``SharedMemory`` starts a tracker process in every rank and unlinks at
+exit, which a killed creator never reaches.)
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import platform
-import secrets
 import socket
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -28,7 +27,8 @@ from crossdock.types.comm import GroupComm
 
 ORDERED_STORES = ("x86_64", "amd64")
 """Processors on which plain stores are seen in their order, which is all that users of this memory rely on."""
-PATH_BYTES = 512
+ADDRESS_FIELDS = 3
+"""Process, descriptor and inode of the shared file; the inode tells it from another one that took the descriptor's place."""
 SPIN_S = 20e-6
 """Before the first yield: everybody is there already, or arrives within microseconds."""
 YIELD_S = 60e-6
@@ -95,16 +95,11 @@ class Processes:
                 raise RankLost(f"the process of rank {rank} (pid {process.pid}) has ended; see its log", rank=rank)
 
 
-def shared_folder() -> Path:
-    """Memory-backed where the machine has such a folder."""
-    shm = Path("/dev/shm")
-    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
-
-
 def machine_name() -> str:
-    """Host name and boot: equal for processes that can share memory."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
+    """Host name, boot and process namespace: equal for processes that can see each other's descriptors."""
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    parts = (boot.read_text().strip() if boot.exists() else "", os.readlink(namespace) if namespace.exists() else "")
+    return " ".join((socket.gethostname(), *parts))
 
 
 def share_memory(comm: GroupComm, num_bytes: int, machine: str) -> npt.NDArray[np.uint8] | None:
@@ -118,43 +113,44 @@ def share_memory(comm: GroupComm, num_bytes: int, machine: str) -> npt.NDArray[n
     names = comm.all_gather(torch.tensor([zlib.crc32(machine.encode())]))
     if int(names.max()) != int(names.min()):
         return None
-    path = _created(num_bytes) if comm.rank == 0 else b""
-    sent = torch.zeros(PATH_BYTES, dtype=torch.uint8)
-    if path:
-        sent[: len(path)] = torch.frombuffer(bytearray(path), dtype=torch.uint8)
-    received = Path(comm.broadcast(sent, 0).numpy().tobytes().rstrip(b"\0").decode())
-    memory = _mapped(received, num_bytes)
+    descriptor = _created(num_bytes) if comm.rank == 0 else None
+    address = torch.zeros(ADDRESS_FIELDS, dtype=torch.int64)
+    if descriptor is not None:
+        address = torch.tensor([os.getpid(), descriptor, os.fstat(descriptor).st_ino])
+    pid, theirs, inode = comm.broadcast(address, 0).tolist()
+    memory = mapped_bytes(pid, theirs, inode, num_bytes)
     opened = comm.all_gather(torch.tensor([int(memory is not None)]))
-    if path:
-        received.unlink(missing_ok=True)
+    if descriptor is not None:
+        os.close(descriptor)
     return memory if bool(opened.all()) else None
 
 
-def _created(num_bytes: int) -> bytes:
-    """Path of a new zeroed file; empty when there is no room."""
-    path = shared_folder() / f"crossdock-{os.getpid()}-{secrets.token_hex(8)}"
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    except OSError:
-        return b""
+def _created(num_bytes: int) -> int | None:
+    """Descriptor of a new zeroed file; None where there is no such thing, or no room."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    descriptor = os.memfd_create("crossdock")
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError:
-        path.unlink(missing_ok=True)
-        return b""
-    finally:
         os.close(descriptor)
-    return str(path).encode()
+        return None
+    return descriptor
 
 
-def _mapped(path: Path, num_bytes: int) -> npt.NDArray[np.uint8] | None:
+def mapped_bytes(pid: int, descriptor: int, inode: int, num_bytes: int) -> npt.NDArray[np.uint8] | None:
+    """What process ``pid`` (0: there is none) holds open as ``descriptor``; None when it cannot be opened, or is another file."""
+    if not pid:
+        return None
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        ours = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
     except OSError:
         return None
     try:
-        return np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8)
+        if os.fstat(ours).st_ino != inode:
+            return None
+        return np.frombuffer(mmap.mmap(ours, num_bytes), dtype=np.uint8)
     except (OSError, ValueError):
         return None
     finally:
-        os.close(descriptor)
+        os.close(ours)

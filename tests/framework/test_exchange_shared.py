@@ -14,7 +14,7 @@ from crossdock.exchange import OneReplica
 from crossdock.exchange_create import create_exchange
 from crossdock.exchange_shared import SharedMemoryExchange, SharedTable, table_bytes
 from crossdock.groups import rank_place, resolve_sizes
-from crossdock.shared_memory import shared_folder
+from crossdock.shared_memory import mapped_bytes
 from crossdock.testing.world import RankFailure, RankPool
 from crossdock.types.step import StepRecord
 
@@ -125,18 +125,26 @@ def test_the_wait_is_measured_on_the_rank_that_waits(rank_pool):
     assert waited_s[1] < 0.2
 
 
-def shared_files():
-    return sorted(path.name for path in shared_folder().glob(f"crossdock-{os.getpid()}-*"))
-
-
-def files_while_open(context):
+def shared_mappings(context):
     exchange = opened(context)
     exchange.exchange(StepRecord())
-    return shared_files()
+    rows = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    return {row[5] for row in rows if row[1].endswith("s") and "crossdock" in row[-1]}
 
 
-def test_no_file_is_left_to_clean_up_as_soon_as_the_exchange_is_open(rank_pool):
-    assert rank_pool(2).run(files_while_open) == [[], []]
+def test_shared_memory_has_no_name_so_nothing_is_left_however_a_rank_ends(rank_pool):
+    assert rank_pool(2).run(shared_mappings) == [{"/memfd:crossdock (deleted)"}] * 2
+
+
+def test_memory_whose_creator_has_gone_on_to_another_file_is_not_mapped(tmp_path):
+    with (tmp_path / "other").open("wb+") as other:
+        other.truncate(4096)
+        inode = os.fstat(other.fileno()).st_ino
+        assert mapped_bytes(os.getpid(), other.fileno(), inode, 4096) is not None
+        assert mapped_bytes(os.getpid(), other.fileno(), inode + 1, 4096) is None
+        assert mapped_bytes(os.getpid(), other.fileno(), inode, 8192) is None
+    assert mapped_bytes(os.getpid(), 1 << 20, 1, 4096) is None
+    assert mapped_bytes(0, 0, 0, 4096) is None
 
 
 def wait_for_a_killed_one(context, report):

@@ -34,6 +34,15 @@ def test_it_builds_once_and_loads_again(source: Path, tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_what_a_killed_build_left_is_removed_by_the_next(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "building-cut.so").write_bytes(b"half a library")
+    assert build_native_code(str(COMPILER), folder, [source]).library is not None
+    assert {path.name.partition("-")[0] for path in folder.iterdir()} == {"kernels", "build.lock"}
+
+
+@needs_compiler
 def test_another_source_gets_another_library(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossdock.bench.jobs import BenchJob, read_found, write_bench_job
 from crossdock.config_rules import parallel_sizes
 from crossdock.errors import UsageError
+from crossdock.launch.runtime_folder import runtime_folder
 from crossdock.local_ranks import run_local_ranks
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ def run_bench(job: BenchJob) -> list[dict[str, Any]]:
         take_device(job.config.launch.device, 0)
         return [bench_on_rank(job, 0, local_comms(), None)]
     threads = job.config.launch.threads_per_rank or max(1, (os.cpu_count() or 1) // ranks)
-    with tempfile.TemporaryDirectory(prefix="crossdock-") as name:
-        folder = Path(name)
+    with runtime_folder() as folder:
         write_bench_job(folder, job)
         run_local_ranks(RANK_MODULE, folder, ranks, threads)
         return read_found(folder, ranks)

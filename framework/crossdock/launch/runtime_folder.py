@@ -1,10 +1,13 @@
-"""A private folder for one run: sockets and the ranks' start files. Folders that a killed run left are removed."""
+"""A private folder for one run: sockets, the ranks' start files, jobs and results. Folders that a killed run left are removed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,6 +16,8 @@ from crossdock.errors import ConfigFileError
 
 PREFIX = "crossdock-run-"
 OWNER_FILE = "owner"
+STARTING_S = 60.0
+"""A folder without an owner is younger than this, or its run was killed before it wrote one."""
 MAX_SOCKET_PATH = 100
 """Unix socket paths are limited to 107 bytes; the socket's own name needs some of them."""
 
@@ -38,6 +43,16 @@ def make_runtime_folder(parent: Path | None = None) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def runtime_folder() -> Iterator[Path]:
+    """A folder of ``make_runtime_folder`` that is removed at the end of the block."""
+    folder = make_runtime_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def remove_stale_folders(base: Path) -> None:
     """Removes folders of this user whose run has ended."""
     for folder in base.glob(f"{PREFIX}*"):
@@ -49,7 +64,10 @@ def remove_stale_folders(base: Path) -> None:
 
 
 def _is_stale(folder: Path) -> bool:
-    owner = (folder / OWNER_FILE).read_text(encoding="utf-8")
+    try:
+        owner = (folder / OWNER_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return time.time() - folder.stat().st_mtime > STARTING_S
     pid, _, _ = owner.partition(" ")
     try:
         return owner != _identity(psutil.Process(int(pid)))
