@@ -18,6 +18,7 @@ from crossdock.cli.flags import PATHS
 from crossdock.errors import UsageError
 from crossdock.hookapi import HOOK_API_VERSION
 from crossdock.options import nearest
+from crossdock.registry import installed
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +67,8 @@ def write_package(point: str, name: str, folder: Path | None = None) -> Path:
     """Writes the package and returns its folder.
 
     Raises:
-        UsageError: no such point, a name that is no identifier or that of a package of crossdock, or a folder that is not empty.
+        UsageError: no such point, a name that is no identifier, that of a package of crossdock or of an installed plugin of the point, or a
+            folder that is not empty.
     """
     if point not in TEMPLATES:
         raise UsageError(
@@ -79,7 +81,8 @@ def write_package(point: str, name: str, folder: Path | None = None) -> Path:
         raise UsageError(
             f"plugin name {name!r}: its package {package} would hide the one of crossdock; take another name"
         )
-    target = folder if folder is not None else Path(f"crossdock-{name.replace('_', '-')}")
+    _check_name_is_free(point, name)
+    target = folder if folder is not None else Path(_distribution(name))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not an empty folder; name another one with --folder")
     values = _values(point, name)
@@ -98,6 +101,20 @@ def write_package(point: str, name: str, folder: Path | None = None) -> Path:
         place.write_text(environment.get_template(template).render(values), encoding="utf-8")
     (target / f"src/{package}/py.typed").touch()
     return target
+
+
+def _distribution(name: str) -> str:
+    return f"crossdock-{name.replace('_', '-')}"
+
+
+def _check_name_is_free(point: str, name: str) -> None:
+    """A second plugin of a name stops both from loading; a package that is written anew may be installed already."""
+    for plugin in installed(point):
+        if plugin.name == name and plugin.distribution != _distribution(name):
+            raise UsageError(
+                f"{point} plugin {name!r} is installed already, by {plugin.distribution} {plugin.version}, and neither would be"
+                " loaded beside the other; take another name"
+            )
 
 
 def _own_packages() -> frozenset[str]:
@@ -126,7 +143,7 @@ def _values(point: str, name: str) -> dict[str, object]:
         "point": point,
         "name": name,
         "table": f"observer.{name}" if point == "observer" else point,
-        "distribution": f"crossdock-{name.replace('_', '-')}",
+        "distribution": _distribution(name),
         "package": f"crossdock_{name}",
         "class_name": "".join(part.capitalize() for part in name.split("_")),
         "crossdock_version": crossdock.__version__,

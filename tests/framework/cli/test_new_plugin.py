@@ -80,6 +80,17 @@ def test_names_and_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> No
     for name in ("attention", "dispatchers", "models"):
         with pytest.raises(UsageError, match=f"crossdock_{name} would hide the one of crossdock"):
             write_package("padding", name, tmp_path / "new")
+    with pytest.raises(UsageError, match="padding plugin 'cost' is installed already, by crossdock 0"):
+        write_package("padding", "cost", tmp_path / "new")
     with pytest.raises(UsageError, match="did you mean 'padding'"):
         write_package("paddin", "mine", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_package_can_be_written_anew_while_it_is_installed_and_its_name_used_for_another_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_distribution(tmp_path, "crossdock-mine", entry_points={"crossdock.padding": {"mine": "mine"}}, modules={})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_package("padding", "mine", tmp_path / "again")
+    write_package("observer", "cost", tmp_path / "cost")
