@@ -147,8 +147,10 @@ class EplbConfig:
         "where a rank gets experts that it does not hold; peers: other ranks; checkpoint: the files, by way of host memory",
         default="peers",
     )
-    transport: Literal["auto", "gloo"] = option(
-        "of experts that move; auto: NCCL between GPUs, gloo between CPUs; gloo: by way of host memory", default="auto"
+    transport: Literal["auto", "peer", "nccl", "gloo"] = option(
+        "of experts that move; peer: copies into the memory of other GPUs of the machine; gloo: by way of host memory; "
+        "auto: peer or else nccl between GPUs, gloo between CPUs",
+        default="auto",
     )
     late_s: float = option(
         "a plan, or the transfer of a layer, that takes longer is given up and tried again at a later decision",

@@ -40,16 +40,22 @@ class TimedActor:
     cpu_ms: list[float] = attrs.field(factory=list[float])
     busy_cpu_ms: list[float] = attrs.field(factory=list[float])
     ends_s: list[float] = attrs.field(factory=list[float])
+    wall_ms: list[float] = attrs.field(factory=list[float])
+    activities: list[str] = attrs.field(factory=list[str])
+    """What the manager did after each step with rows."""
 
     @property
     def is_busy(self) -> bool:
         return self.inner.is_busy
 
     def after_step(self, agreed: AgreedStep) -> None:
-        was_busy, begin = self.inner.is_busy, time.thread_time()
+        was_busy, begin, begin_s = self.inner.is_busy, time.thread_time(), time.perf_counter()
+        activity = getattr(self.inner, "activity", "")
         self.inner.after_step(agreed)
         taken = 1e3 * (time.thread_time() - begin)
         if agreed.has_rows:
+            self.activities.append(f"{activity}>{getattr(self.inner, 'activity', '')}")
+            self.wall_ms.append(1e3 * (time.perf_counter() - begin_s))
             self.cpu_ms.append(taken)
             if was_busy:
                 self.busy_cpu_ms.append(taken)
@@ -66,6 +72,10 @@ class Measured:
     applied: int
     moved_bytes: int
     largest_pause_ms: float
+    wall_ms: list[float] = attrs.field(factory=list[float])
+    """Of the step thread in the manager."""
+    activities: list[str] = attrs.field(factory=list[str])
+    outcomes: list[str] = attrs.field(factory=list[str])
 
 
 def measured_job(context: RankContext, job: OfflineJob) -> Measured:
@@ -85,6 +95,9 @@ def measured_job(context: RankContext, job: OfflineJob) -> Measured:
         applied=len(moved),
         moved_bytes=sum(entry.moved_bytes for entry in moved),
         largest_pause_ms=1e3 * max((entry.stalled_s for entry in engine.counters.rebalances), default=0.0),
+        wall_ms=timed.wall_ms if timed else [],
+        activities=timed.activities if timed else [],
+        outcomes=[f"{entry.outcome}: {entry.reason}" for entry in engine.counters.rebalances],
     )
 
 
@@ -109,6 +122,33 @@ def jobs(folder: Path, options: argparse.Namespace) -> tuple[OfflineJob, Offline
     return made[0], made[1]
 
 
+def by_activity(run: Measured) -> dict[str, dict[str, float]]:
+    """Steps by what the manager did at their end: how long they took (from the end before), and how long the manager did."""
+    found: dict[str, dict[str, float]] = {}
+    names, steps = np.array(run.activities[1:]), np.array(run.step_ms)
+    for name in sorted(set(run.activities[1:])):
+        mine = names == name
+        wall = np.array(run.wall_ms[1:])[mine]
+        found[name] = {
+            "steps": int(mine.sum()),
+            "step_ms_p50": round(float(np.median(steps[mine])), 3),
+            "step_ms_max": round(float(steps[mine].max()), 3),
+            "manager_ms_p50": round(float(np.median(wall)), 3),
+            "manager_ms_max": round(float(wall.max()), 3),
+        }
+    return found
+
+
+def slowest(run: Measured, count: int = 24) -> list[str]:
+    """The slowest steps: number, duration, what the manager did at its end and for how long; and the same of the step before it."""
+    order = np.argsort(run.step_ms)[::-1][:count]
+    return [
+        f"{index}: {run.step_ms[index]:.2f} ms, {run.activities[index + 1]} {run.wall_ms[index + 1]:.2f} ms (cpu {run.cpu_ms[index + 1]:.2f}), "
+        f"before {run.activities[index]} {run.wall_ms[index]:.2f} ms"
+        for index in order
+    ]
+
+
 def summary(quiet: Sequence[Measured], moving: Sequence[Measured], options: argparse.Namespace) -> dict[str, object]:
     busy = np.concatenate([run.busy_cpu_ms for run in moving])
     times = [np.concatenate([run.step_ms for run in runs]) for runs in (quiet, moving)]
@@ -129,6 +169,11 @@ def summary(quiet: Sequence[Measured], moving: Sequence[Measured], options: argp
         "step_ms_p99_quiet_moving": [round(value, 2) for value in p99],
         "p99_ratio": round(p99[1] / p99[0], 3),
         "largest_pause_ms": round(max(run.largest_pause_ms for run in moving), 2),
+        "outcomes": moving[0].outcomes,
+        "quiet_by_activity": by_activity(quiet[-1]),
+        "moving_by_activity": by_activity(moving[-1]),
+        "quiet_slowest": slowest(quiet[-1], 6),
+        "moving_slowest": slowest(moving[-1]),
     }
 
 

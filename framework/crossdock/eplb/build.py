@@ -19,7 +19,8 @@ from crossdock.eplb.reload import ExpertReload
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors, slot_bytes
 from crossdock.eplb.transfer import SliceCarrier
-from crossdock.eplb.transport import make_carrier, voting_group
+from crossdock.eplb.transfer_peer import shareable_memory
+from crossdock.eplb.transport import make_carrier, voting_group, writes_to_peers
 from crossdock.eplb.verbs import PlacementVerbs
 from crossdock.errors import ConfigValueError
 from crossdock.moe_build import expert_topology
@@ -65,7 +66,10 @@ def make_spare_slots(plan: RankPlan, model: Model) -> SpareSlots | None:
         raise ConfigValueError(
             [f"[eplb] enabled: {plan.info.model_type} has no routed experts; set eplb.enabled to false"]
         )
-    return SpareSlots([moved_tensors(layer, _canary_form(plan, layer)) for layer in tensors])
+    layers = [moved_tensors(layer, _canary_form(plan, layer)) for layer in tensors]
+    if not writes_to_peers(plan):
+        return SpareSlots(layers)
+    return SpareSlots(layers, shareable_memory(next(iter(layers[0].values())).device))
 
 
 def make_live_balancing(
@@ -105,7 +109,7 @@ def make_live_balancing(
     if spare is None or recorder is None:
         return LiveBalancing(actors=tuple(actors), verbs=verbs)
     counters.set_capacity("eplb_spare_bytes", spare.total_bytes)
-    carrier = make_carrier(plan, comms)
+    carrier = make_carrier(plan, comms, spare)
     segments = LoadSegments(moe.maps, topology.num_gpus, plan.config.eplb.interval)
     # Once now: NCCL connects at the first use of a collective, which took a tenth of a second of a step.
     segments.totals(comms.world)

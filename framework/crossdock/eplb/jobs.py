@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 import attrs
@@ -13,6 +14,7 @@ from crossdock.eplb.history import RebalanceProgress
 from crossdock.eplb.layer_plan import LayerPlan
 from crossdock.eplb.layer_transfer import LayerTransfer
 from crossdock.eplb.live_placement import LivePlacement
+from crossdock.eplb.load_segments import PendingTotals
 from crossdock.eplb.plan_work import PlannedMove
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.transfer import SliceCarrier
@@ -24,6 +26,26 @@ _PREPARED_LAYERS = 2
 
 
 @attrs.define(kw_only=True, eq=False)
+class CountingJob:
+    """Counts of all ranks are on their way to the host: a step does not wait for the device to have come so far."""
+
+    progress: RebalanceProgress
+    pending: PendingTotals
+    num_passes: int
+    """That the counts are of."""
+    deadline: float
+    activity: str = attrs.field(default="counting", init=False)
+
+    def vote(self, now: float) -> tuple[Vote, str]:
+        if self.pending.is_done:
+            return Vote.DONE, ""
+        return (Vote.LATE, "the counts of experts did not arrive in time") if now > self.deadline else (Vote.BUSY, "")
+
+    def wait_briefly(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@attrs.define(kw_only=True, eq=False)
 class PlanningJob:
     """The first rank plans; the others have nothing to do and say so."""
 
@@ -31,6 +53,7 @@ class PlanningJob:
     plan: Background[PlannedMove] | None
     """None on the other ranks."""
     deadline: float
+    activity: str = attrs.field(default="planning", init=False)
 
     def vote(self, now: float) -> tuple[Vote, str]:
         """Where this rank is, and what is wrong where something is."""
@@ -76,22 +99,29 @@ class MovingJob:
     rows: deque[int]
     """Layers that have not switched, the one under way first."""
     deadline: float = 0.0
+    is_open: bool = attrs.field(default=False, init=False)
+    """Every rank has prepared the layer and has room for it: experts may be sent."""
     transfer: LayerTransfer | None = attrs.field(default=None, init=False)
     groups: deque[tuple[int, ...]] = attrs.field(factory=deque[tuple[int, ...]], init=False)
     """Of the layer that is switching."""
     _prepared: deque[Background[LayerPlan]] = attrs.field(factory=deque[Background[LayerPlan]], init=False)
 
+    @property
+    def activity(self) -> str:
+        return "switching" if self.groups else "staging" if self.is_open else "preparing"
+
     def start_layer(self, now: float) -> None:
         """The first of ``rows``. The one after it is prepared, too, so that no step waits for that."""
         self.transfer = None
+        self.is_open = False
         self.deadline = now + self.settings.late_s
         for row in list(self.rows)[len(self._prepared) : _PREPARED_LAYERS]:
             self._prepared.append(self.live.prepare(row, self.placement, self.settings.max_step_bytes))
 
     def vote(self, now: float) -> tuple[Vote, str]:
-        """Hands over the next slice; where this rank is, and what is wrong where something is."""
+        """Prepares, or hands over the next slice; where this rank is, and what is wrong where something is."""
         try:
-            is_done = self._advance()
+            is_done = self._advance() if self.is_open else self._is_prepared()
         except CrossdockError as error:
             return Vote.FAILED, str(error)
         if is_done:
@@ -99,6 +129,11 @@ class MovingJob:
         if now <= self.deadline:
             return Vote.BUSY, ""
         return Vote.LATE, f"experts of MoE layer row {self.rows[0]} did not arrive in time"
+
+    def open_layer(self) -> None:
+        """Every rank may send."""
+        self.is_open = True
+        self._advance()
 
     def start_switch(self) -> None:
         """Every rank has the whole layer."""
@@ -116,7 +151,7 @@ class MovingJob:
         if self.transfer is not None:
             self.transfer.give_up()
 
-    def _advance(self) -> bool:
+    def _is_prepared(self) -> bool:
         if self.transfer is None:
             prepared = self._prepared[0]
             if not prepared.is_done:
@@ -125,6 +160,10 @@ class MovingJob:
                 raise RuntimeFault(f"the moves of MoE layer row {self.rows[0]}: {_named(prepared.error)}")
             self._prepared.popleft()
             self.transfer = self.live.transfer(prepared.result, self.carrier)
+        return self.carrier.has_room
+
+    def _advance(self) -> bool:
+        assert self.transfer is not None, "it was prepared"
         return self.transfer.advance()
 
 

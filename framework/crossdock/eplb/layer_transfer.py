@@ -9,8 +9,8 @@ import torch
 
 from crossdock.eplb.layer_plan import LayerPlan
 from crossdock.eplb.slices import Chunk
-from crossdock.eplb.spare_slots import CANARY, SpareSlots, read_bytes
-from crossdock.eplb.transfer import Arriving, Outgoing, SliceCarrier, SliceTransfer, TransferTicket
+from crossdock.eplb.spare_slots import CANARY, SpareSlots, byte_parts
+from crossdock.eplb.transfer import Arriving, Outgoing, SliceCarrier, SliceTransfer, Ticket
 from crossdock.errors import TransferFailed
 from crossdock.types.model import ExpertReader
 from crossdock.types.moves import Move
@@ -41,7 +41,7 @@ class LayerTransfer:
         self._reader = reader
         self._slots_per_rank = int(next(iter(live.values())).shape[0])
         self._waiting = list(plan.slices)
-        self._ticket: TransferTicket | None = None
+        self._ticket: Ticket | None = None
 
     def advance(self) -> bool:
         """Hands over the next slice when the last one is done; True when all are. Never waits.
@@ -68,7 +68,7 @@ class LayerTransfer:
     def wait_briefly(self, seconds: float) -> None:
         """Gives the carrier time, when the ranks have nothing else to do."""
         if self._ticket is not None:
-            self._ticket.finished.wait(seconds)
+            self._ticket.wait_briefly(seconds)
 
     def give_up(self) -> None:
         """What still arrives is dropped."""
@@ -90,17 +90,23 @@ class LayerTransfer:
                 if target == self._rank and chunk.begin == 0:
                     copies.append(partial(self._load, self._reader, move))
             elif move.source_rank == self._rank:
-                sends.append(Outgoing(rank=target, tag=tag, read=partial(self._read, chunk)))
+                slot = move.slot % self._slots_per_rank
+                parts = partial(self._live_parts, chunk)
+                sends.append(Outgoing(rank=target, tag=tag, parts=parts, slot=slot, begin=chunk.begin))
             else:
-                write = partial(self._spare.write, move.slot % self._slots_per_rank, chunk.begin)
-                receives.append(Arriving(rank=move.source_rank, tag=tag, num_bytes=chunk.num_bytes, write=write))
+                parts = partial(self._spare_parts, chunk)
+                receives.append(Arriving(rank=move.source_rank, tag=tag, num_bytes=chunk.num_bytes, parts=parts))
         return SliceTransfer(sends=sends, receives=receives, copies=copies)
 
-    def _read(self, chunk: Chunk) -> torch.Tensor:
-        return read_bytes(self._live, chunk.move.source_slot % self._slots_per_rank, chunk.begin, chunk.end)
+    def _live_parts(self, chunk: Chunk) -> list[torch.Tensor]:
+        return byte_parts(self._live, chunk.move.source_slot % self._slots_per_rank, chunk.begin, chunk.end)
+
+    def _spare_parts(self, chunk: Chunk) -> list[torch.Tensor]:
+        return self._spare.parts(chunk.move.slot % self._slots_per_rank, chunk.begin, chunk.end)
 
     def _copy(self, chunk: Chunk) -> None:
-        self._spare.write(chunk.move.slot % self._slots_per_rank, chunk.begin, self._read(chunk))
+        for target, source in zip(self._spare_parts(chunk), self._live_parts(chunk), strict=True):
+            target.copy_(source)
 
     def _load(self, reader: ExpertReader, move: Move) -> None:
         """File to host memory, host memory to the spare slot; the switch is the third stage. Whole slots: a file is read in one go."""

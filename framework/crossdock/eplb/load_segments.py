@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import attrs
 import torch
 
 from crossdock.types.comm import GroupComm
@@ -43,17 +46,56 @@ class LoadSegments:
             tensor.zero_()
         self.num_passes = 0
 
-    def totals(self, world: GroupComm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Counts of all ranks. A collective; every rank calls it after the same pass.
+    def totals(self, world: GroupComm) -> LoadTotals:
+        """Counts of all ranks; waits for the device. A collective; every rank calls it after the same pass."""
+        return self.start_totals(world).take()
 
-        Returns:
-            [segments, L, E] float64 on the host, oldest first, without segments that no pass fell into (one of zeros when none
-            was recorded); and [L, ranks] float64, what each rank computed.
-        """
+    def start_totals(self, world: GroupComm) -> PendingTotals:
+        """The same without a wait: counts until now, on their way to the host."""
         owners = self._maps.physical_to_logical.expand_as(self._physical)
         logical = self._logical.scatter_add(2, owners, self._physical)
-        sizes = (logical.numel(), self._by_rank.numel())
-        both = world.all_reduce(torch.cat((logical.flatten(), self._by_rank.flatten()))).cpu().to(torch.float64)
-        counts, by_rank = both.split(sizes)
+        both = world.all_reduce(torch.cat((logical.flatten(), self._by_rank.flatten())))
         used = max(1, min(-(-self.num_passes // self._passes_a_segment), NUM_SEGMENTS))
-        return counts.view(logical.shape)[:used], by_rank.view(self._by_rank.shape)
+        arrived = None
+        if both.is_cuda:
+            both = torch.empty(both.shape, dtype=both.dtype, pin_memory=True).copy_(both, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        return PendingTotals(
+            both=both, shape=tuple(logical.shape), by_rank_shape=tuple(self._by_rank.shape), used=used, arrived=arrived
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LoadTotals:
+    """Counts of all ranks on the host."""
+
+    counts: torch.Tensor
+    """[segments, L, E] float64, oldest first, without segments that no pass fell into (one of zeros when none was recorded)."""
+    by_rank: torch.Tensor
+    """[L, ranks] float64, what each rank computed."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PendingTotals:
+    """Totals on their way."""
+
+    both: torch.Tensor
+    """On the host: counts and loads of ranks, end to end."""
+    shape: tuple[int, ...]
+    by_rank_shape: tuple[int, ...]
+    used: int
+    """Segments with passes."""
+    arrived: torch.cuda.Event | None
+    """None: there already."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.arrived is None or self.arrived.query()
+
+    def take(self) -> LoadTotals:
+        """Waits where it is not done."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        counts, by_rank = self.both.to(torch.float64).split((math.prod(self.shape), math.prod(self.by_rank_shape)))
+        return LoadTotals(counts=counts.view(self.shape)[: self.used], by_rank=by_rank.view(self.by_rank_shape))

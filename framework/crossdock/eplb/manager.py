@@ -22,23 +22,21 @@ from crossdock.engine_seams import AgreedStep
 from crossdock.eplb.background import Background
 from crossdock.eplb.ballot import Ballot, Vote
 from crossdock.eplb.history import RebalanceLog, RebalanceProgress
-from crossdock.eplb.jobs import MovingJob, PlanningJob
+from crossdock.eplb.jobs import CountingJob, MovingJob, PlanningJob
 from crossdock.eplb.live_placement import LivePlacement
 from crossdock.eplb.load_segments import LoadSegments
-from crossdock.eplb.plan_work import PlannedMove, PlanningWork
-from crossdock.eplb.prediction import Rates
+from crossdock.eplb.measured_rates import MeasuredRates
+from crossdock.eplb.plan_work import PlannedMove, start_planning
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.transfer import SliceCarrier
 from crossdock.errors import CrossdockError, RuntimeFault
 from crossdock.recorder_window import balancedness_of
 from crossdock.types.comm import GroupComm
-from crossdock.types.placement import EplbAlgo, ExpertLoad, Placement
+from crossdock.types.placement import EplbAlgo, Placement
 from crossdock.types.rebalance import RebalanceFacts, RebalancePolicy
 
 IDLE_WAIT_S = 0.001
 """While nobody has rows, a rank waits so long for its transfer or plan before it votes again."""
-_FIRST_COPY_BYTES_PER_S = 2e9
-"""Assumed until a switch was timed."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -58,14 +56,15 @@ class EplbManager:
     log: RebalanceLog
     gauges: MutableMapping[str, float]
     clock: Callable[[], float] = time.monotonic
-    _job: PlanningJob | MovingJob | None = attrs.field(default=None, init=False)
+    _job: CountingJob | PlanningJob | MovingJob | None = attrs.field(default=None, init=False)
     _must_renew: bool = attrs.field(default=False, init=False)
-    _step_s: float = attrs.field(default=0.0, init=False)
+    _measured: MeasuredRates = attrs.field(init=False)
     _step: int = attrs.field(default=0, init=False)
     _began: float = attrs.field(default=0.0, init=False)
     """When the step thread came here last."""
-    _last_end: float | None = attrs.field(default=None, init=False)
-    _copy_bytes_per_s: float = attrs.field(default=_FIRST_COPY_BYTES_PER_S, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._measured = MeasuredRates(self.settings)
 
     @property
     def is_busy(self) -> bool:
@@ -77,19 +76,24 @@ class EplbManager:
         """Of the rebalance under way."""
         return None if self._job is None else self._job.progress
 
+    @property
+    def activity(self) -> str:
+        """What comes next: idle, counting, planning, preparing, staging or switching."""
+        return "idle" if self._job is None else self._job.activity
+
     def after_step(self, agreed: AgreedStep) -> None:
         """One move of the state machine. Never waits for a transfer or a plan while there is work."""
         self._began = self.clock()
         self._step = agreed.plan.step
-        self._time_steps(agreed, self._began)
+        self._measured.step_ended(self._began, has_rows=agreed.has_rows)
         if self._job is not None:
             self._advance(agreed)
         elif self.segments.num_passes >= self.settings.interval:
-            self._decide()
+            self._count()
         ended = self.clock()
         if self._job is not None:
             self._job.progress.paused(ended - self._began)
-        self._last_end = ended if agreed.has_rows else None
+        self._measured.next_begins(ended, has_rows=agreed.has_rows)
 
     def apply(self, new: Placement, reason: str) -> None:
         """Starts to move to ``new``; every rank calls it between the same two steps.
@@ -108,25 +112,30 @@ class EplbManager:
 
     # -- decide
 
-    def _time_steps(self, agreed: AgreedStep, now: float) -> None:
-        """Smoothed duration of steps with rows that follow one another."""
-        if agreed.has_rows and self._last_end is not None:
-            taken = now - self._last_end
-            self._step_s = taken if not self._step_s else 0.9 * self._step_s + 0.1 * taken
-
-    def _decide(self) -> None:
-        """Asks the policy; plans where it says so or wants a plan first."""
-        counts, by_rank = self.segments.totals(self.world)
-        facts = RebalanceFacts(
-            steps_since_last=self.segments.num_passes,
-            balancedness=float(balancedness_of(by_rank).mean()) if bool(by_rank.any()) else None,
+    def _count(self) -> None:
+        """Asks for everybody's counts; decides at once where they are there."""
+        job = CountingJob(
+            progress=RebalanceProgress(step=self._step, reason=""),
+            pending=self.segments.start_totals(self.world),
+            num_passes=self.segments.num_passes,
+            deadline=self.clock() + self.settings.late_s,
         )
         self.segments.clear()
-        self.gauges["eplb_balancedness"] = 1.0 if facts.balancedness is None else facts.balancedness
-        progress = RebalanceProgress(step=self._step, reason="", facts=facts)
+        if job.pending.arrived is None:
+            self._decide(job)
+        else:
+            self._job = job
+
+    def _decide(self, job: CountingJob) -> None:
+        """Asks the policy; plans where it says so or wants a plan first."""
+        self._job = None
+        totals, progress = job.pending.take(), job.progress
+        balancedness = float(balancedness_of(totals.by_rank).mean()) if bool(totals.by_rank.any()) else None
+        facts = progress.facts = RebalanceFacts(steps_since_last=job.num_passes, balancedness=balancedness)
+        self.gauges["eplb_balancedness"] = 1.0 if balancedness is None else balancedness
         if not self.policy_needs_plan and not self._wants(facts, progress):
             return
-        plan = self._start_planning(counts) if self.host_world.rank == 0 else None
+        plan = self._start_planning(totals.counts) if self.host_world.rank == 0 else None
         self._job = PlanningJob(progress=progress, plan=plan, deadline=self.clock() + self.settings.late_s)
 
     def _wants(self, facts: RebalanceFacts, progress: RebalanceProgress) -> bool:
@@ -137,23 +146,8 @@ class EplbManager:
         return decision.rebalance
 
     def _start_planning(self, counts: torch.Tensor) -> Background[PlannedMove]:
-        """A thread with its own copies of everything that it reads."""
-        settings = self.settings
-        work = PlanningWork(
-            algo=self.algo,
-            load=ExpertLoad(counts=counts.numpy()),
-            topology=self.live.topology,
-            current=self.live.placement(),
-            slot_bytes=self.live.spare.slot_bytes,
-            passes_to_next=settings.interval,
-            rates=Rates(
-                step_s=self._step_s,
-                expert_share=settings.expert_share,
-                link_bytes_per_s=settings.link_gbps * 1e9 / 8,
-                copy_bytes_per_s=self._copy_bytes_per_s,
-            ),
-        )
-        return Background(work.run).start("expert planner")
+        passes, rates = self.settings.interval, self._measured.rates()
+        return start_planning(self.algo, counts, self.live, passes_to_next=passes, rates=rates)
 
     # -- advance
 
@@ -171,13 +165,17 @@ class EplbManager:
         if Vote.FAILED in votes or Vote.LATE in votes:
             self._give_up(job, ballot.reason(votes, problem))
         elif all(each is Vote.DONE for each in votes):
-            if isinstance(job, PlanningJob):
+            if isinstance(job, CountingJob):
+                self._decide(job)
+            elif isinstance(job, PlanningJob):
                 self._take_plan(job)
+            elif not job.is_open:
+                job.open_layer()
             else:
                 job.start_switch()
                 self._switch_group(job)
 
-    def _give_up(self, job: PlanningJob | MovingJob, why: str) -> None:
+    def _give_up(self, job: CountingJob | PlanningJob | MovingJob, why: str) -> None:
         """All ranks together: the layer under way keeps its placement, and a later decision tries again."""
         if isinstance(job, MovingJob):
             job.give_up()
@@ -236,9 +234,9 @@ class EplbManager:
         group = job.groups.popleft()
         copied_s = self.live.switch(plan, group)
         own = sum(slot // self.live.topology.slots_per_gpu == self.live.ep_rank for slot in group)
-        if own and copied_s > 0:
-            self._copy_bytes_per_s = own * slot_bytes / copied_s
+        self._measured.copied(own * slot_bytes, copied_s)
         if not job.groups:
+            self.carrier.release()
             job.progress.layer_done(plan.moves, slot_bytes * self.live.expert_shards)
             job.rows.popleft()
             self._next_layer(job)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import attrs
+import torch
 
+from crossdock.eplb.background import Background
+from crossdock.eplb.live_placement import LivePlacement
 from crossdock.eplb.prediction import Forecast, Rates, forecast
 from crossdock.types.placement import EplbAlgo, ExpertLoad, Placement, Topology
 
@@ -41,3 +44,19 @@ class PlanningWork:
             rates=self.rates,
         )
         return PlannedMove(placement=placement, forecast=judged)
+
+
+def start_planning(
+    algo: EplbAlgo, counts: torch.Tensor, live: LivePlacement, *, passes_to_next: int, rates: Rates
+) -> Background[PlannedMove]:
+    """Beside the step, with copies of everything that is read. ``counts``: [segments, L, E] on the host."""
+    work = PlanningWork(
+        algo=algo,
+        load=ExpertLoad(counts=counts.numpy()),
+        topology=live.topology,
+        current=live.placement(),
+        slot_bytes=live.spare.slot_bytes,
+        passes_to_next=passes_to_next,
+        rates=rates,
+    )
+    return Background(work.run).start("expert planner")

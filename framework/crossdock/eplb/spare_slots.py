@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -18,8 +19,16 @@ def slot_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 class SpareSlots:
     """One spare slot for each local slot of one layer; reused for every layer, so the memory is that of one layer."""
 
-    def __init__(self, layers: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Mapping[str, torch.Tensor]],
+        allocate: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:
         """Made for the tensors of all layers, which must be alike.
+
+        Args:
+            layers: tensors of each layer by name.
+            allocate: gives uint8 [n] for n bytes; None: any memory beside those tensors.
 
         Raises:
             MisuseError: a layer has tensors of another name, shape or dtype.
@@ -28,14 +37,31 @@ class SpareSlots:
         for row, form in enumerate(forms):
             if form != forms[0]:
                 raise MisuseError(f"expert tensors of MoE layer {row} are {form}, those of layer 0 {forms[0]}")
-        self._tensors = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            for name, tensor in layers[0].items()
-        }
+        self._form = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in layers[0].items()}
+        device = next(iter(layers[0].values())).device
+        num_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._form.values())
+        self.memory = (
+            torch.empty(num_bytes, dtype=torch.uint8, device=device) if allocate is None else allocate(num_bytes)
+        )
+        self._tensors = self._laid_over(self.memory)
+
+    def peer(self, memory: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """The spare slots of another rank, whose ``memory`` can be written from here."""
+        return self._laid_over(memory)
+
+    def _laid_over(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views of flat memory, one behind the other; widest elements first, so that all are aligned without gaps."""
+        tensors: dict[str, torch.Tensor] = {}
+        begin = 0
+        for name, (shape, dtype) in sorted(self._form.items(), key=lambda one: -one[1][1].itemsize):
+            end = begin + math.prod(shape) * dtype.itemsize
+            tensors[name] = memory[begin:end].view(dtype).view(shape)
+            begin = end
+        return tensors
 
     @property
     def total_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+        return self.memory.numel()
 
     @property
     def slot_bytes(self) -> int:
@@ -45,9 +71,9 @@ class SpareSlots:
         """The tensor ``name`` of a spare slot."""
         return self._tensors[name][slot]
 
-    def write(self, slot: int, begin: int, data: torch.Tensor) -> None:
-        """Puts uint8 ``data`` [n] at byte ``begin`` of a spare slot."""
-        write_bytes(self._tensors, slot, begin, data)
+    def parts(self, slot: int, begin: int, end: int) -> list[torch.Tensor]:
+        """Views of bytes ``begin`` to ``end - 1`` of a spare slot."""
+        return byte_parts(self._tensors, slot, begin, end)
 
     def fill(self, slot: int, content: Mapping[str, torch.Tensor]) -> None:
         """Puts a whole expert, tensors by name, into a spare slot."""
@@ -80,23 +106,17 @@ CANARY = "canary"
 """Name of the tensor of expert numbers that travels along in debug mode."""
 
 
-def read_bytes(tensors: Mapping[str, torch.Tensor], slot: int, begin: int, end: int) -> torch.Tensor:
-    """Bytes ``begin`` to ``end - 1`` of a slot's tensors, laid end to end in the order of their names; a copy."""
+def byte_parts(tensors: Mapping[str, torch.Tensor], slot: int, begin: int, end: int) -> list[torch.Tensor]:
+    """uint8 views of bytes ``begin`` to ``end - 1`` of a slot's tensors, laid end to end in the order of their names.
+
+    A slot that does not lie in one piece is copied first, so it can be read this way and not written.
+    """
     parts: list[torch.Tensor] = []
     for view, start in _views(tensors, slot):
         low, high = max(begin - start, 0), min(end - start, view.shape[0])
         if low < high:
             parts.append(view[low:high])
-    return torch.cat(parts)
-
-
-def write_bytes(tensors: Mapping[str, torch.Tensor], slot: int, begin: int, data: torch.Tensor) -> None:
-    """The opposite of ``read_bytes``, into contiguous tensors."""
-    end = begin + data.shape[0]
-    for view, start in _views(tensors, slot):
-        low, high = max(begin - start, 0), min(end - start, view.shape[0])
-        if low < high:
-            view[low:high] = data[start + low - begin : start + high - begin]
+    return parts
 
 
 def _views(tensors: Mapping[str, torch.Tensor], slot: int) -> list[tuple[torch.Tensor, int]]:

@@ -1,7 +1,7 @@
 """Slices of experts on their way between ranks: what is sent and received, and where it stands.
 
-The step thread hands slices over and looks whether they are done; it never waits. Transfers use a process group of their own, so that
-they cannot meet the collectives of a step.
+The step thread hands slices over and looks whether they are done; it never waits. Transfers have a process group, or memory, of their own,
+so that they cannot meet the collectives of a step.
 """
 
 from __future__ import annotations
@@ -21,18 +21,34 @@ class Outgoing:
     rank: int
     """EP rank that receives."""
     tag: int
-    read: Callable[[], torch.Tensor]
+    parts: Callable[[], Sequence[torch.Tensor]]
+    """uint8 [n] each, to be laid end to end: views of what is sent, not copies."""
+    slot: int = 0
+    """Spare slot of the receiver."""
+    begin: int = 0
+    """Byte of that slot where they go."""
+
+    def read(self) -> torch.Tensor:
+        """The bytes in one piece; a copy."""
+        return torch.cat(tuple(self.parts()))
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Arriving:
-    """Bytes from another rank; written once they are complete."""
+    """Bytes from another rank."""
 
     rank: int
     """EP rank that sends."""
     tag: int
     num_bytes: int
-    write: Callable[[torch.Tensor], None]
+    parts: Callable[[], Sequence[torch.Tensor]]
+    """uint8 [n] each, end to end: where they go."""
+
+    def write(self, data: torch.Tensor) -> None:
+        """Puts complete bytes, in one piece, where they go."""
+        parts = self.parts()
+        for part, piece in zip(parts, data.split([part.shape[0] for part in parts]), strict=True):
+            part.copy_(piece)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -45,9 +61,31 @@ class SliceTransfer:
     """Copies within the rank."""
 
 
+class Ticket(Protocol):
+    """Where a slice stands."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed, once it is done."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """This rank's part is complete, or ``error`` says why not."""
+        ...
+
+    def wait_briefly(self, seconds: float) -> None:
+        """Gives the carrier time, when the ranks have nothing else to do."""
+        ...
+
+    def give_up(self) -> None:
+        """What has not arrived is not written; with carriers on a device, from ``SliceCarrier.abandon`` on."""
+        ...
+
+
 @attrs.define(eq=False)
 class TransferTicket:
-    """Where a slice stands."""
+    """``Ticket`` of a slice that a thread carries."""
 
     transfer: SliceTransfer
     error: BaseException | None = None
@@ -59,6 +97,9 @@ class TransferTicket:
     def is_done(self) -> bool:
         """All bytes are there, or ``error`` says why not."""
         return self.finished.is_set()
+
+    def wait_briefly(self, seconds: float) -> None:
+        self.finished.wait(seconds)
 
     def give_up(self) -> None:
         """Nothing is written after this returns: the spare slots may be used for something else."""
@@ -79,7 +120,18 @@ class TransferTicket:
 class SliceCarrier(Protocol):
     """Carries slices of this rank. Ranks submit the slices that concern them in the same order."""
 
-    def submit(self, transfer: SliceTransfer) -> TransferTicket: ...
+    @property
+    def has_room(self) -> bool:
+        """Others may write to this rank's spare slots: nothing that reads them is under way."""
+        ...
+
+    def submit(self, transfer: SliceTransfer) -> Ticket:
+        """Only while every rank has room."""
+        ...
+
+    def release(self) -> None:
+        """The spare slots were read for the last time: a layer has switched."""
+        ...
 
     def abandon(self) -> None:
         """After a failure: what is under way will not be waited for. Every rank calls it after the same step."""
@@ -95,7 +147,11 @@ class SliceCarrier(Protocol):
 class LocalCarrier:
     """An expert group of one rank: nothing but copies, done at once."""
 
-    def submit(self, transfer: SliceTransfer) -> TransferTicket:
+    @property
+    def has_room(self) -> bool:
+        return True
+
+    def submit(self, transfer: SliceTransfer) -> Ticket:
         ticket = TransferTicket(transfer)
         try:
             ticket.write(())
@@ -103,6 +159,9 @@ class LocalCarrier:
             ticket.error = error
         ticket.finished.set()
         return ticket
+
+    def release(self) -> None:
+        """Copies are in order."""
 
     def abandon(self) -> None:
         """Nothing is under way."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from crossdock.comm_gloo import c10d
-from crossdock.eplb.transfer import SliceTransfer, TransferTicket
+from crossdock.eplb.transfer import SliceTransfer, Ticket, TransferTicket
 from crossdock.eplb.transfer_worker import TransferWorker
 
 if TYPE_CHECKING:
@@ -33,8 +33,15 @@ class GlooCarrier:
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._group, self._worker = self._create_group(), TransferWorker()
 
-    def submit(self, transfer: SliceTransfer) -> TransferTicket:
+    @property
+    def has_room(self) -> bool:
+        return True
+
+    def submit(self, transfer: SliceTransfer) -> Ticket:
         return self._worker.submit(transfer, partial(self._carry, self._group))
+
+    def release(self) -> None:
+        """What arrives is written by this rank alone, behind its own copies."""
 
     def abandon(self) -> None:
         """The thread gives up by itself, by the timeout of its group."""
@@ -70,8 +77,15 @@ class GlooCarrier:
 
 
 def own_group(
-    ranks: tuple[int, ...], partition: Sequence[list[int]], *, backend: str, timeout: datetime.timedelta
+    ranks: tuple[int, ...],
+    partition: Sequence[list[int]],
+    *,
+    backend: str,
+    timeout: datetime.timedelta,
+    pg_options: Any = None,
 ) -> ProcessGroup:
-    """Creates all groups of the partition, in this order, on every rank; the one of ``ranks``."""
-    made: list[ProcessGroup] = [c10d.new_group(members, timeout=timeout, backend=backend) for members in partition]
+    """Creates all groups of the partition, in this order, on every rank; the one of ``ranks``. ``pg_options``: the backend's own."""
+    made: list[ProcessGroup] = [
+        c10d.new_group(members, timeout=timeout, backend=backend, pg_options=pg_options) for members in partition
+    ]
     return next(group for group, members in zip(made, partition, strict=True) if tuple(members) == ranks)

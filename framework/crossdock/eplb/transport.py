@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
+import zlib
+
+import torch
+
 from crossdock.comm import RankComms
+from crossdock.comm_nccl import NcclComm
 from crossdock.comm_shared import PairMemory, SharedComm, group_bytes
+from crossdock.eplb.spare_slots import SpareSlots
 from crossdock.eplb.transfer import LocalCarrier, SliceCarrier
+from crossdock.eplb.transfer_files import FileCarrier
 from crossdock.eplb.transfer_gloo import GlooCarrier
 from crossdock.eplb.transfer_nccl import NcclCarrier
+from crossdock.eplb.transfer_peer import PeerCarrier, peer_memory
+from crossdock.errors import ConfigValueError
 from crossdock.groups import GroupAxis, group_ranks
 from crossdock.rank_plan import RankPlan
 from crossdock.shared_memory import machine_name, share_memory
 from crossdock.types.comm import GroupComm
 
 
-def make_carrier(plan: RankPlan, comms: RankComms) -> SliceCarrier:
-    """Of this rank's expert group; every rank calls it."""
+def writes_to_peers(plan: RankPlan) -> bool:
+    """Experts go straight into the memory of other GPUs, if these can map it; decided before there are groups."""
+    launch, eplb = plan.config.launch, plan.config.eplb
+    is_wanted = eplb.transport == "peer" or (eplb.transport == "auto" and launch.nnodes == 1)
+    return launch.device == "cuda" and plan.sizes.moe_ep_size > 1 and eplb.experts_from == "peers" and is_wanted
+
+
+def make_carrier(plan: RankPlan, comms: RankComms, spare: SpareSlots) -> SliceCarrier:
+    """Of this rank's expert group; every rank calls it.
+
+    Raises:
+        ConfigValueError: ``eplb.transport`` is ``peer`` and the ranks cannot map one another's memory.
+    """
+    launch, eplb = plan.config.launch, plan.config.eplb
     if plan.sizes.moe_ep_size == 1:
         return LocalCarrier()
+    if eplb.experts_from == "checkpoint":
+        return FileCarrier(launch.device)
+    if writes_to_peers(plan) and _is_one_machine(comms) and isinstance(comms.moe_ep, NcclComm):
+        peers = peer_memory(spare, comms.moe_ep, comms.host.moe_ep)
+        if peers is not None:
+            return PeerCarrier(peers, comms.host.moe_ep)
+    if eplb.transport == "peer":
+        raise ConfigValueError(
+            ['[eplb] transport: peer needs GPUs of one machine that can map one another\'s memory; set it to "auto"']
+        )
     partition = group_ranks(plan.sizes, GroupAxis.MOE_EP)
     # Longer than a move may take, so that lateness is found by the vote and not by the library.
-    timeout_s = max(30.0, 4 * plan.config.eplb.late_s)
-    over_nccl = plan.config.launch.device == "cuda" and plan.config.eplb.transport == "auto"
+    timeout_s = max(30.0, 4 * eplb.late_s)
+    over_nccl = launch.device == "cuda" and eplb.transport != "gloo"
     return (NcclCarrier if over_nccl else GlooCarrier)(comms.moe_ep.ranks, partition, timeout_s=timeout_s)
+
+
+def _is_one_machine(comms: RankComms) -> bool:
+    """All ranks of the job; a collective."""
+    names = comms.host.world.all_gather(torch.tensor([zlib.crc32(machine_name().encode())]))
+    return int(names.max()) == int(names.min())
 
 
 def voting_group(plan: RankPlan, comms: RankComms) -> GroupComm:

@@ -71,8 +71,8 @@ class PlacementVerbs:
         """Counts since the last decision, over all ranks; a collective."""
         if self.segments is None:
             raise ConfigValueError([_OFF])
-        counts, _ = self.segments.totals(self.world)
-        return {"passes": self.segments.num_passes, "load": counts.sum(0).tolist()}
+        totals = self.segments.totals(self.world)
+        return {"passes": self.segments.num_passes, "load": totals.counts.sum(0).tolist()}
 
     def apply(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Starts to move to ``physical_to_logical_map``; refused while a rebalance is under way."""

@@ -17,7 +17,7 @@ from crossdock.eplb.load_segments import LoadSegments
 from crossdock.eplb.manager import EplbManager
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors
-from crossdock.eplb.transfer import LocalCarrier, SliceCarrier, SliceTransfer, TransferTicket
+from crossdock.eplb.transfer import LocalCarrier, SliceCarrier, SliceTransfer, Ticket, TransferTicket
 from crossdock.eplb.transfer_gloo import GlooCarrier
 from crossdock.groups import resolve_sizes
 from crossdock.location import placement_maps
@@ -123,7 +123,11 @@ class SabotagedCarrier:
     renewals: int = attrs.field(default=0, init=False)
     _number: int = attrs.field(default=0, init=False)
 
-    def submit(self, transfer: SliceTransfer) -> TransferTicket:
+    @property
+    def has_room(self) -> bool:
+        return self.inner.has_room
+
+    def submit(self, transfer: SliceTransfer) -> Ticket:
         number, self._number = self._number, self._number + 1
         if number not in self.fails | self.hangs:
             return self.inner.submit(transfer)
@@ -132,6 +136,9 @@ class SabotagedCarrier:
             ticket.error = ConnectionError("the cable was pulled")
             ticket.finished.set()
         return ticket
+
+    def release(self) -> None:
+        self.inner.release()
 
     def abandon(self) -> None:
         self.inner.abandon()

@@ -274,6 +274,5 @@ def counts_over_a_switch(context: RankContext) -> list[list[float]]:
     for layer in range(NUM_LAYERS):
         rig.segments.flush_layer(layer)
         rig.maps.physical_to_logical[layer].copy_(torch.from_numpy(shuffled_placement(1).physical_to_logical[layer]))
-    counts, _ = rig.segments.totals(rig.manager.world)
-    result: list[list[float]] = counts.sum(0).tolist()
+    result: list[list[float]] = rig.segments.totals(rig.manager.world).counts.sum(0).tolist()
     return result

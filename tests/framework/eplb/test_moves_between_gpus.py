@@ -1,4 +1,4 @@
-"""Experts move between two GPUs over NCCL while requests run: logits stay those of one GPU."""
+"""Experts move between two GPUs, by every transport, while requests run: logits stay those of one GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def on_gpu(config: Config) -> Config:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize("transport", ["peer", "nccl", "gloo"])
 def test_logits_are_those_of_one_gpu_while_experts_move(transport: str, tmp_path: Path) -> None:
     folder = write_random_model(tmp_path / "model", hidden_size=128, moe_intermediate_size=128)
     expected = logits(folder, PROMPTS, on_gpu(random_model_config(folder)))
