@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-import torch
-
-from crossdock.groups import resolve_sizes
 from crossdock.testing.conformance import NotCheckable, PluginCase, check_of
 from crossdock.testing.dispatch_flights import (
     FlightReport,
-    declared_capabilities,
     fly,
     fly_poisoned,
     misuses,
@@ -19,50 +15,25 @@ from crossdock.testing.dispatch_flights import (
     too_large,
     two_flights,
 )
+from crossdock.testing.dispatch_layouts import capabilities_of, layouts_of, two_ranks, world_sizes
 from crossdock.testing.dispatch_scenarios import DispatchScenario, one_replica, routed_rows, uneven
-from crossdock.types.dispatch import DispatcherCapabilities
 from crossdock.types.parallel import ParallelSizes
 
 FP32_TOLERANCE = 1e-5
 """Other orders of a few additions."""
 BF16_TOLERANCE = 2e-2
 """Each partial sum is rounded to 8 bits once or twice."""
-WORLD_SIZES = (1, 2, 4)
-_WIDTHS: Mapping[int, tuple[tuple[int, int, int], ...]] = {
-    1: ((1, 1, 1),),
-    2: ((2, 1, 2), (1, 2, 2), (2, 1, 1), (1, 2, 1)),
-    4: ((4, 1, 4), (2, 2, 4), (1, 4, 4), (2, 2, 2), (4, 1, 2)),
-}
-"""(attn_dp, attn_tp, moe_ep) by number of ranks; moe_tp is the rest."""
-
-
-def _capabilities(case: PluginCase, sizes: ParallelSizes) -> DispatcherCapabilities:
-    return declared_capabilities(case.name, case.options, sizes, case.device)
-
-
-def _world_sizes(case: PluginCase) -> list[int]:
-    """Numbers of ranks that this machine has devices for."""
-    return [size for size in WORLD_SIZES if case.device == "cpu" or size <= torch.cuda.device_count()]
 
 
 def _tolerance(case: PluginCase, rounding: float) -> float:
     return max(rounding, case.tolerance, 0.0 if case.device == "cpu" else BF16_TOLERANCE)
 
 
-def _layouts(case: PluginCase, world_size: int) -> list[ParallelSizes]:
-    """The layouts of so many ranks that the dispatcher serves."""
-    every = [
-        resolve_sizes(ranks=world_size, attn_dp_size=dp, attn_tp_size=tp, moe_ep_size=ep, moe_tp_size=world_size // ep)
-        for dp, tp, ep in _WIDTHS[world_size]
-    ]
-    return [sizes for sizes in every if not _capabilities(case, sizes).needs_full_ep or sizes.moe_ep_size == world_size]
-
-
 def _fly_all(
     case: PluginCase, scenarios_of: Callable[[ParallelSizes], Sequence[DispatchScenario]], tolerance: float
 ) -> None:
-    for world_size in _world_sizes(case):
-        scenarios = [scenario for sizes in _layouts(case, world_size) for scenario in scenarios_of(sizes)]
+    for world_size in world_sizes(case):
+        scenarios = [scenario for sizes in layouts_of(case, world_size) for scenario in scenarios_of(sizes)]
         reports = case.pool_of(world_size).run(fly, case.name, dict(case.options), scenarios)
         for number, scenario in enumerate(scenarios):
             _check_reports(scenario, [by_rank[number] for by_rank in reports], _tolerance(case, tolerance))
@@ -149,10 +120,10 @@ def check_ids_of_minus_one_add_nothing(case: PluginCase) -> None:
 
 
 def check_unused_buffer_rows_are_never_read(case: PluginCase) -> None:
-    for world_size in _world_sizes(case):
+    for world_size in world_sizes(case):
         scenarios = [
             DispatchScenario(sizes=sizes, live_tokens=one_replica(sizes, 3), routing="holes")
-            for sizes in _layouts(case, world_size)
+            for sizes in layouts_of(case, world_size)
         ]
         reports = case.pool_of(world_size).run(fly_poisoned, case.name, dict(case.options), scenarios)
         for number, scenario in enumerate(scenarios):
@@ -173,8 +144,8 @@ def check_constants_1_and_10_weighted_7_to_3_give_3_7(case: PluginCase) -> None:
 
 
 def check_two_micro_batches_may_be_in_flight(case: PluginCase) -> None:
-    sizes = _layouts(case, 2)[0]
-    if _capabilities(case, sizes).max_in_flight < 2:
+    sizes = two_ranks(case)
+    if capabilities_of(case, sizes).max_in_flight < 2:
         raise NotCheckable("allows one micro-batch in flight")
     for order in ("ababab", "abbaab", "aabbab", "abbbaa", "aaabbb"):
         for errors in case.pool_of(2).run(two_flights, case.name, dict(case.options), sizes, order):
@@ -182,32 +153,34 @@ def check_two_micro_batches_may_be_in_flight(case: PluginCase) -> None:
 
 
 def check_calls_out_of_order_raise_with_the_stage(case: PluginCase) -> None:
-    for messages in case.pool_of(2).run(misuses, case.name, dict(case.options), _layouts(case, 2)[0]):
+    for messages in case.pool_of(2).run(misuses, case.name, dict(case.options), two_ranks(case)):
         assert len(messages) == 4, f"some misuse was not noticed: {messages}"
         assert "after dispatch_begin" in messages[0], messages
         assert "slot 1" in messages[2], messages
 
 
 def check_rows_beyond_the_limit_are_refused_not_lost(case: PluginCase) -> None:
-    sizes = _layouts(case, 1)[0]
-    (message,) = case.pool_of(1).run(overflow, case.name, dict(case.options), sizes)
-    assert "9 rows" in message, f"9 rows with a limit of 8: {message!r}"
+    ranks = world_sizes(case)[0]
+    for message in case.pool_of(ranks).run(overflow, case.name, dict(case.options), layouts_of(case, ranks)[0]):
+        assert "9 rows" in message, f"9 rows with a limit of 8: {message!r}"
 
 
 def check_a_start_beyond_its_capacity_names_the_number(case: PluginCase) -> None:
-    sizes = _layouts(case, 1)[0]
-    capacity = _capabilities(case, sizes).capacity_rows_per_rank
+    ranks = world_sizes(case)[0]
+    sizes = layouts_of(case, ranks)[0]
+    capacity = capabilities_of(case, sizes).capacity_rows_per_rank
     if capacity is None:
         raise NotCheckable("has no capacity limit")
-    (needed,) = case.pool_of(1).run(too_large, case.name, dict(case.options), sizes, capacity + 1)
-    assert needed == capacity + 1, f"the error says {needed} rows are needed, asked for were {capacity + 1}"
+    for needed in case.pool_of(ranks).run(too_large, case.name, dict(case.options), sizes, capacity + 1):
+        assert needed == capacity + 1, f"the error says {needed} rows are needed, asked for were {capacity + 1}"
 
 
 def check_it_can_do_what_its_hook_said(case: PluginCase) -> None:
-    for sizes in _layouts(case, 2):
-        for found in case.pool_of(2).run(own_capabilities, case.name, dict(case.options), sizes):
-            wanted = _capabilities(case, sizes)
-            assert found == wanted, f"the object says {found}, dispatcher_capabilities said {wanted}"
+    for ranks in world_sizes(case):
+        for sizes in layouts_of(case, ranks):
+            for found in case.pool_of(ranks).run(own_capabilities, case.name, dict(case.options), sizes):
+                wanted = capabilities_of(case, sizes)
+                assert found == wanted, f"the object says {found}, dispatcher_capabilities said {wanted}"
 
 
 CHECKS = tuple(

@@ -94,6 +94,8 @@ SUITES: Mapping[str, Callable[[], tuple[Check, ...]]] = MappingProxyType(
     }
 )
 """Checks of each point, besides those that hold for any plugin; imported when they are asked for, because some need torch."""
+RANK_COUNTS = (1, 2, 4)
+"""Numbers of ranks that a dispatcher is asked about."""
 DEVICE_POINTS = frozenset({"dispatcher", "experts"})
 """Points whose suites can put their tensors on a GPU; the others are checked on a CPU only."""
 
@@ -110,15 +112,7 @@ def _on_this_machine(check: Check) -> Check:
     def run(case: PluginCase) -> None:
         if case.device != "cpu" and case.point not in DEVICE_POINTS:
             raise NotCheckable("the suite of this point runs on a CPU only")
-        env = Environment(
-            device=case.device,
-            sizes=resolve_sizes(ranks=1),
-            dtype="float32" if case.device == "cpu" else "bfloat16",
-            packages=frozenset(module.name for module in pkgutil.iter_modules()),
-            max_rows_per_rank=512,
-        )
-        hook = f"{case.point}_capabilities"
-        answer = call_hook(load_plugin(case.point, case.name), hook, options=case.options, env=env)
+        answer = _answer(case)
         if isinstance(answer, Refusal):
             raise NotCheckable(answer.sentence)
         devices: frozenset[str] = getattr(answer, "devices", frozenset({"cpu"}))
@@ -127,6 +121,24 @@ def _on_this_machine(check: Check) -> Check:
         check.run(case)
 
     return Check(name=check.name, run=run)
+
+
+def _answer(case: PluginCase) -> object:
+    """What the plugin says of itself on this machine: for one rank, or for the first number of ranks that it does not refuse."""
+    answers: list[object] = []
+    for ranks in RANK_COUNTS if case.point == "dispatcher" else RANK_COUNTS[:1]:
+        env = Environment(
+            device=case.device,
+            sizes=resolve_sizes(ranks=ranks, attn_dp_size=ranks),
+            dtype="float32" if case.device == "cpu" else "bfloat16",
+            packages=frozenset(module.name for module in pkgutil.iter_modules()),
+            max_rows_per_rank=512,
+        )
+        hook = f"{case.point}_capabilities"
+        answers.append(call_hook(load_plugin(case.point, case.name), hook, options=case.options, env=env))
+        if not isinstance(answers[-1], Refusal):
+            return answers[-1]
+    return answers[0]
 
 
 @contextmanager
