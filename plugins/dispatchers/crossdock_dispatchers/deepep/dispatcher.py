@@ -6,6 +6,7 @@ places of their experts with a fixed capacity, the host learns nothing, so that 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +91,11 @@ class _WayBack:
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Returning:
-    """Outputs under way; ``rows`` is valid after ``wait``."""
+    """Outputs under way."""
 
     num_rows: int
-    rows: torch.Tensor
-    wait: _Wait
+    rows: Callable[[], torch.Tensor]
+    """Gives them once they may be read."""
 
 
 class DeepEpDispatcher:
@@ -102,7 +103,8 @@ class DeepEpDispatcher:
 
     In a step of one micro-batch everything is ordered by the current stream. In a step of two, work on rows that are under way is left to
     the library's stream (normal) or to its receive hooks (low latency) until ``end``. The normal dispatch waits for the device to learn its
-    counts, so it starts in ``dispatch_end``: what was launched between begin and end hides it.
+    counts, so it starts in ``dispatch_end``: what was launched between begin and end hides it. So does the normal combine, behind the
+    dispatch that the other micro-batch needs first.
     """
 
     def __init__(self, spec: DispatcherSpec, options: DeepEpOptions, library: Any, group: ProcessGroup) -> None:
@@ -165,27 +167,34 @@ class DeepEpDispatcher:
         expert_out = expert_out.to(torch.bfloat16).contiguous()
         if way_back.mode is DispatchMode.LOW_LATENCY:
             self._last_send()
-            rows, _, hook = self._buffer.low_latency_combine(
+            arriving, _, hook = self._buffer.low_latency_combine(
                 expert_out,
                 way_back.topk_ids,
                 way_back.topk_weights,
                 way_back.handle,
                 return_recv_hook=way_back.is_apart,
             )
-            wait = self._last_send = _Wait(hook if way_back.is_apart else None)
+            self._last_send = _Wait(hook if way_back.is_apart else None)
+            rows = functools.partial(_awaited, arriving, self._last_send)
+        elif way_back.is_apart:
+            rows = functools.partial(self._combine_apart, expert_out, way_back.handle, self._library.Buffer.capture())
         else:
-            ordering = self._apart(self._library.Buffer.capture()) if way_back.is_apart else {}
-            rows, _, event = self._buffer.combine(expert_out, way_back.handle, **ordering)
-            wait = _Wait(event.current_stream_wait if way_back.is_apart else None)
-        returning = _Returning(num_rows=way_back.num_rows, rows=rows, wait=wait)
-        return Pending(slot=received.slot, payload=returning)
+            summed, _, _ = self._buffer.combine(expert_out, way_back.handle)
+            rows = functools.partial(_awaited, summed, _Wait())
+        return Pending(slot=received.slot, payload=_Returning(num_rows=way_back.num_rows, rows=rows))
 
     def combine_end(self, pending: Pending) -> Rows:
         returning: _Returning = pending.payload
-        returning.wait()
         capabilities = self._capabilities
-        rows = returning.rows[: returning.num_rows]
+        rows = returning.rows()[: returning.num_rows]
         return Rows(rows, capabilities.output_rows, capabilities.output_owed, self._spec.comms)
+
+    def _combine_apart(self, expert_out: torch.Tensor, handle: Any, begun: Any) -> torch.Tensor:
+        """Issued at the end: the library has one stream, in which it would stand before the other micro-batch's dispatch, which is ready sooner."""
+        rows, _, event = self._buffer.combine(expert_out, handle, **self._apart(begun))
+        event.current_stream_wait()
+        summed: torch.Tensor = rows
+        return summed
 
     @staticmethod
     def _apart(begun: Any) -> dict[str, Any]:
@@ -253,6 +262,11 @@ class DeepEpDispatcher:
         )
         self._last_send = _Wait(hook if sent.is_apart else None)
         return _Arriving(received=received, wait=self._last_send)
+
+
+def _awaited(rows: torch.Tensor, wait: _Wait) -> torch.Tensor:
+    wait()
+    return rows
 
 
 def _some_rows(
