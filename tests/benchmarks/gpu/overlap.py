@@ -18,6 +18,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from crossdock.comm import create_comms
 from crossdock.config import CheckpointConfig, Config, LaunchConfig, ParallelConfig, PluginChoice, SchedulerConfig
 from crossdock.engine_seams import AgreedStep
 from crossdock.executor import Executor
-from crossdock.observe.span_shares import SpanShares, span_shares
+from crossdock.observe.span_shares import WAIT, SpanShares, span_shares
 from crossdock.observe.timeline import Timeline, clock_of
 from crossdock.overlap_decision import OverlapRules, decide_overlap
 from crossdock.overlap_gate import OverlapGate
@@ -38,6 +39,7 @@ from crossdock.rank_plan import plan_rank
 from crossdock.step_work import SequenceRows, StepWork
 from crossdock.strategy import make_strategy
 from crossdock.types.model import Op
+from crossdock.types.observer import Span
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
 from crossdock.types.strategy import OverlapLimits, StagePlan, Strategy, StrategyCapabilities
 from held_link import HeldDispatcher, Link
@@ -257,21 +259,27 @@ class Bench:
         assert want.isfinite().all(), "random weights gave logits that are not finite"
         return self.slowest(float((self.logits - want).abs().max() / want.abs().max()))
 
-    def shares(self, name: str, work: StepWork, *, overlap: bool) -> SpanShares:
-        """Stage times of a pass, the fastest of three."""
-        found: list[SpanShares] = []
+    def spans(self, name: str, work: StepWork, *, overlap: bool) -> tuple[Span, ...]:
+        """Operations of a pass, the fastest of three."""
+        found: list[tuple[Span, ...]] = []
         for _ in range(3):
             self.timeline.times_next = True
             self.run(name, work, overlap=overlap)
-            found.append(span_shares(self.timeline.last_spans))
-        return min(found, key=lambda shares: shares.wall_us)
+            found.append(self.timeline.last_spans)
+        return min(found, key=lambda spans: span_shares(spans).wall_us)
+
+    def everyone(self, value: float) -> list[float]:
+        """Of each rank, in its order."""
+        values = self.comms.host.world.all_gather(torch.tensor([value], dtype=torch.float64))
+        return [round(float(found), 3) for found in values]
 
     def prefill_results(self, rows: int) -> dict[str, Any]:
         """Everything about one size over the link as it is now."""
         work = self.prefill(rows)
         ways = {"sequential": False, "single_batch": False, "two_batch": True, "halves": True}
         results: dict[str, Any] = dict(self.compared(ways, work))
-        stages = {name: self.shares(name, work, overlap=overlap) for name, overlap in ways.items()}
+        spans = {name: self.spans(name, work, overlap=overlap) for name, overlap in ways.items()}
+        stages = {name: span_shares(found) for name, found in spans.items()}
         halves, exposed = stages["halves"], {name: _communication_ms(one) for name, one in stages.items()}
         compute_ms = halves.wall_us / 1e3 - exposed["halves"]
         # With a budget the experts' own times show what is lent; without one transfers take multiprocessors while they run.
@@ -289,6 +297,8 @@ class Bench:
             if sequential_ms > ceiling_ms
             else None,
             "exposed_ms": {name: round(one, 3) for name, one in exposed.items()},
+            "wait_ms": {name: _waits(found) for name, found in spans.items()},
+            "compute_ms of each rank": self.everyone(compute_ms),
             "stage_ms": {
                 name: {category: round(us / 1e3, 2) for category, us in sorted(one.category_us.items())}
                 for name, one in stages.items()
@@ -325,6 +335,15 @@ class Bench:
 
 def _communication_ms(shares: SpanShares) -> float:
     return sum(shares.category_us.get(category, 0.0) for category in COMMUNICATION) / 1e3
+
+
+def _waits(spans: Sequence[Span]) -> dict[str, float]:
+    """Milliseconds by the operation that waits."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for span in spans:
+        if span.category == WAIT:
+            found[f"{span.name} {span.micro_batch}"] += span.duration_us / 1e3
+    return {name: round(ms, 2) for name, ms in sorted(found.items())}
 
 
 def arguments_of_call() -> argparse.Namespace:

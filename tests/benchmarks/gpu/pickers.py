@@ -1,15 +1,18 @@
 """The ``lp`` and ``locality`` pickers on one GPU: microseconds a layer in a CUDA graph, and how far from the optimum they are.
 
     python tests/benchmarks/gpu/pickers.py --out FILE.json
+    python -m torch.distributed.run --nproc-per-node 2 tests/benchmarks/gpu/pickers.py --out FILE.json
 
-Loads are drawn (zipf 1, permuted, drifting); the placement is planned for the load before. Ranks other than this one are made up: their
-counts lie where an all-gather would put them, so that its time is not in the figures.
+Loads are drawn (zipf 1, permuted, drifting); the placement is planned for the load before. Most ranks are made up: their counts lie where
+an all-gather would put them. With one process its time is not in the figures; with several these exchange their counts over NCCL in the
+captured pick.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Callable
 from typing import Any, cast
@@ -65,13 +68,18 @@ def captured(call: Callable[[], Any], inner: int = 1) -> torch.cuda.CUDAGraph:
 
 @attrs.frozen(eq=False)
 class OtherRanks:
-    """An all-gather whose other ranks hold still."""
+    """An all-gather of the processes that there are; all other ranks hold still."""
 
     counts: torch.Tensor
-    """[R, E]; this rank is the first."""
+    """[R, E]; those of the processes come first."""
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat((x, self.counts[1:]))
+        if not torch.distributed.is_initialized():
+            return torch.cat((x, self.counts[1:]))
+        num_processes = torch.distributed.get_world_size()
+        result = self.counts.clone()
+        torch.distributed.all_gather_into_tensor(result[:num_processes], x)
+        return result
 
 
 @attrs.frozen(eq=False)
@@ -96,7 +104,7 @@ class Case:
             maps=placement_maps(self.placements[0], DEVICE, max_replicas=self.topology.num_gpus),
             topology=self.topology,
             sizes=sizes,
-            place=rank_place(sizes, 0),
+            place=rank_place(sizes, torch.distributed.get_rank() if torch.distributed.is_initialized() else 0),
             comms=cast("Comms", FakeComms(cast("GroupComm", OtherRanks(counts)))),
             replicated_rows=replicated,
         )
@@ -152,6 +160,8 @@ def measured(shape: tuple[int, int, int], tokens: int) -> dict[str, Any]:
     table = copy_table(case.placements[0].logical_to_physical[0], case.topology).to(DEVICE)
     counts = expert_counts(ids, shape[0])
     row["solve_us"] = median_us(lambda: even_shares_compiled(counts, table))
+    comm = case.spec(replicated=False).comms.moe_ep
+    row["exchange_us"] = median_us(lambda: comm.all_gather(counts[None]))
     row["above_sweeps_percent"] = above_sweeps_percent(case)
     for name in ("lp", "locality", "dynamic"):
         for replicated in (True, False):
@@ -167,13 +177,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--ranks", type=int, nargs="+", default=sorted({shape[2] for shape in SHAPES}))
     options = parser.parse_args()
+    if "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
     rows = []
-    for shape in SHAPES:
+    for shape in [shape for shape in SHAPES if shape[2] in options.ranks]:
         for tokens in options.tokens:
             rows.append(measured(shape, tokens))
             print(json.dumps(rows[-1]), flush=True)
-    if options.out:
+    if options.out and os.environ.get("RANK", "0") == "0":
         with open(options.out, "w", encoding="utf-8") as file:
             json.dump({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file, indent=1)
 

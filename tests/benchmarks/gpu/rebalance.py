@@ -121,6 +121,8 @@ def run_rank(options: argparse.Namespace) -> None:
     context = RankContext(rank=options.rank, size=2, comms_of=lambda _: comms)
     found: dict[str, Any] = {"equal": []}
     pairs = (("alltoallv", "dynamic"), ("alltoallv", "lp"), ("allgatherv", "locality"))
+    if options.pair:
+        pairs = (tuple(options.pair.split(":")),)
     for dispatcher, picker in () if options.skip_equality else pairs:
         found["equal"].append(equality(context, folder, options, dispatcher, picker))
         print(options.rank, found["equal"][-1], flush=True)
@@ -152,6 +154,7 @@ def run_rank(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="")
+    parser.add_argument("--pair", default="", help="dispatcher:picker of the equality part; all when empty")
     parser.add_argument("--skip-equality", action="store_true")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--requests", type=int, default=64, help="running on each GPU")

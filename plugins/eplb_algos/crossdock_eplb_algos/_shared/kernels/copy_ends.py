@@ -64,7 +64,8 @@ def own_ends_compiled(
             num_ranks,
             own_rank,
             num_nodes,
-            ranks_block=_block(num_ranks),
+            nodes_block=_block(num_nodes),
+            node_ranks_block=_block(num_ranks // num_nodes),
             num_warps=1,
         )
     return own

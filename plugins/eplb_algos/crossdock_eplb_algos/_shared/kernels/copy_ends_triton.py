@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # pyright: basic
-"""``whole_ends`` and ``own_ends``: one program a row, with all ranks in a vector."""
+"""``whole_ends`` and ``own_ends``: one program a row, with all ranks side by side."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ def _part_below(ends, parts, limit):
 
 
 @triton.jit
+def _ends_everywhere(parts):
+    # [nodes, ranks of a node] -> inclusive sums in rank order.
+    totals = tl.sum(parts, axis=1)
+    return tl.cumsum(parts, axis=1) + (tl.cumsum(totals, axis=0) - totals)[:, None]
+
+
+@triton.jit
 def own_ends_kernel(
     ends_ptr,
     counts_ptr,
@@ -50,40 +57,46 @@ def own_ends_kernel(
     num_ranks,
     own_rank,
     num_nodes,
-    ranks_block: tl.constexpr,
+    nodes_block: tl.constexpr,
+    node_ranks_block: tl.constexpr,
 ):
     # ends [M, R] int64, counts [R, E] int64, experts [M] int64 -> own_ends [M, R] int64.
     row = tl.program_id(0)
-    rank = tl.arange(0, ranks_block)
-    inside = rank < num_ranks
+    node = tl.arange(0, nodes_block)
+    index = tl.arange(0, node_ranks_block)
+    size = num_ranks // num_nodes
+    rank = node[:, None] * size + index[None, :]
+    inside = (node[:, None] < num_nodes) & (index[None, :] < size)
+    is_own = inside & (rank == own_rank)
     expert = tl.load(experts_ptr + row)
     used = tl.where(expert < num_experts, num_ranks, 0)
-    held = tl.load(counts_ptr + rank * num_experts + expert, mask=rank < used, other=0)
+    held = tl.load(counts_ptr + rank * num_experts + expert, mask=inside & (rank < used), other=0)
     place = row * num_ranks + rank
     end = tl.load(ends_ptr + place, mask=inside, other=0)
     wanted = end - tl.load(ends_ptr + place - 1, mask=inside & (rank > 0), other=0)
 
     # To itself as much as fits.
     stays = tl.minimum(held, wanted)
-    own = tl.where(rank == own_rank, stays, 0)
+    own = tl.where(is_own, stays, 0)
     held -= stays
     wanted -= stays
 
-    # Then inside each node, then everywhere: tokens and places laid end to end in rank order.
-    size = num_ranks // num_nodes
-    for group in range(num_nodes + 1):
-        first = tl.where(group < num_nodes, group * size, 0)
-        behind = tl.where(group < num_nodes, first + size, num_ranks)
-        member = (rank >= first) & (rank < behind)
-        tokens = tl.where(member, held, 0)
-        places = tl.where(member, wanted, 0)
-        token_ends = tl.cumsum(tokens, axis=0)
-        place_ends = tl.cumsum(places, axis=0)
-        mine = tl.sum(tl.where(rank == own_rank, tokens, 0), axis=0)
-        my_end = tl.sum(tl.where(rank == own_rank, token_ends, 0), axis=0)
-        overlap = tl.minimum(my_end, place_ends) - tl.maximum(my_end - mine, place_ends - places)
-        own += tl.where(member, tl.maximum(overlap, 0), 0)
-        matched = tl.minimum(tl.sum(tokens, axis=0), tl.sum(places, axis=0))
-        held -= _part_below(token_ends, tokens, matched)
-        wanted -= _part_below(place_ends, places, matched)
-    tl.store(own_ends_ptr + place, tl.cumsum(own, axis=0), mask=inside)
+    # Then inside each node: tokens and places laid end to end in rank order.
+    token_ends = tl.cumsum(held, axis=1)
+    place_ends = tl.cumsum(wanted, axis=1)
+    mine = tl.sum(tl.where(is_own, held, 0))
+    my_end = tl.sum(tl.where(is_own, token_ends, 0))
+    overlap = tl.minimum(my_end, place_ends) - tl.maximum(my_end - mine, place_ends - wanted)
+    is_near = inside & (node[:, None] == own_rank // size)
+    own += tl.where(is_near, tl.maximum(overlap, 0), 0)
+    matched = tl.minimum(tl.sum(held, axis=1), tl.sum(wanted, axis=1))[:, None]
+    held -= _part_below(token_ends, held, matched)
+    wanted -= _part_below(place_ends, wanted, matched)
+
+    # Then everywhere.
+    place_ends = _ends_everywhere(wanted)
+    mine = tl.sum(tl.where(is_own, held, 0))
+    my_end = tl.sum(tl.where(is_own, _ends_everywhere(held), 0))
+    overlap = tl.minimum(my_end, place_ends) - tl.maximum(my_end - mine, place_ends - wanted)
+    own += tl.where(inside, tl.maximum(overlap, 0), 0)
+    tl.store(own_ends_ptr + place, _ends_everywhere(own), mask=inside)
