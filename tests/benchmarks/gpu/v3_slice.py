@@ -4,7 +4,9 @@
 
 One dense layer and eight MoE layers of 256 experts, random weights. Prefill: 16 prompts of 4,096 tokens over both ranks. Decode: 128
 sequences a rank from a context of 1,024. Everything of serving but HTTP. The bound of a step on a rank is
-max((weight + KV bytes) / 4.3 TB/s, FLOP / 1.2 PFLOP/s) + wire bytes / 372 GB/s.
+max((weight + KV bytes) / 4.3 TB/s, FLOP / 1.2 PFLOP/s) + wire bytes / 372 GB/s, with as many experts touched as evenly spread routing
+touches. Routers of random models are not that even: ``--count-experts`` counts, and gives the bound of decode for what was counted (the
+counting costs time, so its rates do not count).
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ from crossdock.config import (
     LaunchConfig,
     ParallelConfig,
     PluginChoice,
+    RecorderConfig,
     SchedulerConfig,
 )
 from crossdock.engine_build import build_engine
 from crossdock.rank_plan import plan_rank
-from engine import write_profile
+from engine import touched_experts, write_profile
 from engine_link import BenchLink, TimedRunner, Workload, random_workload
 from shapes import SHAPES
 
@@ -68,6 +71,8 @@ class Step:
     absorbed: bool
     """Attention over the latent, as in decode."""
     logit_rows: int
+    touched: float | None = None
+    """Share of the experts whose weights are read; None for that of evenly spread routing."""
 
 
 def bound_s(shape: dict[str, Any], ranks: int, step: Step) -> dict[str, float]:
@@ -83,7 +88,9 @@ def bound_s(shape: dict[str, Any], ranks: int, step: Step) -> dict[str, float]:
     dense = 3 * hidden * shape["intermediate_size"] * (layers - moe_layers)
     shared = expert * shape["n_shared_experts"]
     local = shape["n_routed_experts"] // ranks
-    touched = 1 - (1 - shape["num_experts_per_tok"] / shape["n_routed_experts"]) ** (step.tokens * ranks)
+    touched = step.touched
+    if touched is None:
+        touched = 1 - (1 - shape["num_experts_per_tok"] / shape["n_routed_experts"]) ** (step.tokens * ranks)
     weights = layers * (projections + 2 * latent_up) + dense + moe_layers * (shared + expert * local * touched)
     cache = layers * step.tokens * step.context * (kv + rope) * 2 if step.absorbed else 0.0
     moved_bytes = weights + 2 * head_matrix * min(1, step.logit_rows) + cache
@@ -116,6 +123,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--wire", default="fp8")
     parser.add_argument("--experts", default="deep_gemm")
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--count-experts", action="store_true")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--step-tokens", type=int, default=16384)
@@ -137,6 +145,7 @@ def config_of(arguments: argparse.Namespace, folder: str, ranks: int) -> Config:
         dispatcher=PluginChoice(name=arguments.dispatcher, options=wire),
         experts=PluginChoice(name=arguments.experts),
         attention=PluginChoice(name=arguments.attention),
+        recorder=RecorderConfig(mode="stat" if arguments.count_experts else "off"),
         scheduler=SchedulerConfig(
             max_running_requests=arguments.sequences,
             max_step_tokens=arguments.step_tokens,
@@ -185,14 +194,21 @@ def measure(
         if rank == 0:
             print("\n".join(plan.selection.lines()), flush=True)
             print("built in", round(time.perf_counter() - started_s, 1), "s", flush=True)
+        if arguments.count_experts:
+            engine.runner.recorder.start()
         engine.run()
-    return summary(arguments, shape, ranks, results)
+        touched = touched_experts(engine.runner, comms) if arguments.count_experts else {}
+    return summary(arguments, shape, ranks, results, touched)
 
 
 def summary(
-    arguments: argparse.Namespace, shape: dict[str, Any], ranks: int, results: dict[str, Any]
+    arguments: argparse.Namespace,
+    shape: dict[str, Any],
+    ranks: int,
+    results: dict[str, Any],
+    touched: dict[str, float],
 ) -> dict[str, Any]:
-    """Medians over the repetitions, the bound, and the share of it that was reached."""
+    """Medians over the repetitions, the bound, and the share of it that was reached; ``touched`` experts of a layer by choices of a step."""
     tokens = PROMPTS // ranks * arguments.prompt
     prefill = bound_s(
         shape, ranks, Step(tokens=tokens, context=arguments.prompt / 2, absorbed=False, logit_rows=PROMPTS // ranks)
@@ -219,6 +235,16 @@ def summary(
             "bound_ms": {key.removesuffix("_s"): round(value * 1e3, 2) for key, value in bound.items()},
             "share_of_bound": round(bound["bound_s"] / median_s, 3),
         }
+    # Named by the power of two above the choices of a step.
+    choices = arguments.sequences * ranks * shape["num_experts_per_tok"]
+    counted = touched.get(f"{1 << choices.bit_length()} choices")
+    if counted is not None:
+        share = counted / shape["n_routed_experts"]
+        step = Step(
+            tokens=arguments.sequences, context=context, absorbed=True, logit_rows=arguments.sequences, touched=share
+        )
+        bound = bound_s(shape, ranks, step)
+        found["counted"] = {"touched_experts": touched, "decode_bound_ms": round(bound["bound_s"] * 1e3, 2)}
     found["prefill"]["tok_s"] = round(tokens * ranks / statistics.median(taken["prefill"]))
     found["decode"]["tok_s"] = round(arguments.sequences * ranks / statistics.median(taken["decode"]))
     return found
