@@ -11,6 +11,7 @@ from crossdock_eplb_algos._shared.arrays import Floats, Ints, numbers
 from crossdock_eplb_algos._shared.counts import greedy_counts, max_copies, threshold_counts
 from crossdock_eplb_algos._shared.fold import folded_peak, search_folded_counts
 from crossdock_eplb_algos._shared.packing import Packing, deal, packing_of, stacked
+from crossdock_eplb_algos._shared.pair_swaps import pair_swap_rounds
 from crossdock_eplb_algos._shared.refine import exchange_rounds, shrinking_widths
 from crossdock_eplb_algos._shared.steps import pack_evenly
 from crossdock_eplb_algos._shared.trades import Plan, TradeEffort, trade_rounds
@@ -27,6 +28,8 @@ class Effort:
     rounds: int
     """Exchange rounds after a deal; 0 means the two wide ones of the fast planner, and nothing else."""
     rounds_a_width: int
+    pair_rounds: int = 0
+    """Rounds of swaps of two replicas for two, where exchanges have come to an end."""
     thresholds: tuple[tuple[float, bool], ...] = ()
     """Other counts: largest replica as a part of the mean GPU load, and whether left-over slots go to cold experts."""
     trades: TradeEffort | None = None
@@ -64,6 +67,7 @@ EFFORTS: Final[dict[EffortName, Effort]] = {
         near=5e-4,
         rounds=16,
         rounds_a_width=3,
+        pair_rounds=3,
         thresholds=((1.0, False), (0.9, True), (0.75, True), (0.66, True)),
         trades=TradeEffort(rounds=5, donors=6, trial_cells=8000, exchanges=7),
         trade_above=0.01,
@@ -78,6 +82,7 @@ EFFORTS: Final[dict[EffortName, Effort]] = {
         near=2e-4,
         rounds=60,
         rounds_a_width=6,
+        pair_rounds=12,
         thresholds=tuple(
             (part, cold)
             for part in (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.66, 0.6, 0.5, 0.45, 0.4, 0.33, 0.25)
@@ -162,7 +167,9 @@ def _searched_packing(packing: Packing, load: Floats, counts: Ints, mean: Floats
     load, mean = load[layers], mean[layers]
     target = mean * (1 + effort.near)
     widths = shrinking_widths(num_gpus, effort.rounds, effort.rounds_a_width)
-    exchange_rounds(packing, np.maximum(target, (load / counts).max(axis=1)), widths)
+    target = np.maximum(target, (load / counts).max(axis=1))
+    exchange_rounds(packing, target, widths)
+    pair_swap_rounds(packing, target, effort.pair_rounds)
     if num_gpus * slots_a_gpu > load.shape[1]:
         _trade(packing, load, counts, mean, effort)
     if len(layers) > num_layers:

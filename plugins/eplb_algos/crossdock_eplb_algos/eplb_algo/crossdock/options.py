@@ -43,7 +43,7 @@ class CrossdockOptions:
     margin: float = option("standard deviations added by margin and auto", default=0.5, validator=_not_negative)
     slack: float | None = option(
         "with a current placement: stop moving experts of a layer when its fullest GPU is within this part of what a fresh"
-        " plan reaches; 0 plans afresh and renames GPUs; absent: 0.01 with 8 slots a GPU or more, 0.015 with fewer, which take more moves",
+        " plan reaches; 0 plans afresh and renames GPUs; absent: 0.011 with 8 slots a GPU or more, 0.015 with fewer, which take more moves",
         default=None,
         validator=_not_negative,
     )

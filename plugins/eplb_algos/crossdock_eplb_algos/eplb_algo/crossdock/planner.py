@@ -24,7 +24,7 @@ from crossdock_eplb_algos._shared.slots import (
 )
 from crossdock_eplb_algos.eplb_algo.crossdock.options import CrossdockOptions
 
-_SLACK, _SLACK_FEW_SLOTS, _MANY_SLOTS = 0.01, 0.015, 8
+_SLACK, _SLACK_FEW_SLOTS, _MANY_SLOTS = 0.011, 0.015, 8
 _AIM = 2 / 3
 """Part of the slack that actions aim at; walking a little deeper than needed takes fewer moves."""
 _LINKS_MAY_COST = 0.01

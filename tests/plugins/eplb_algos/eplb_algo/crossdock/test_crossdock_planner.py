@@ -46,7 +46,7 @@ def test_balance_is_at_least_that_of_global_and_at_most_the_bound(kind: str, gpu
         ("zipf_steep", 288, 32, 0.989, 0.945),
         ("dead", 288, 32, 0.999, 0.998),
         ("drift", 288, 16, 0.999, 0.998),
-        ("drift", 288, 32, 0.9985, 0.998),
+        ("drift", 288, 32, 0.999, 0.998),
         ("drift", 288, 72, 0.996, 0.99),
     ],
 )
@@ -113,7 +113,7 @@ def test_replanning_on_drift_moves_little_and_is_as_good_on_the_next_window(
         current = placement
     assert np.mean(moved) <= moves
     assert np.mean(balance) >= now
-    assert np.mean(following) >= np.mean(fresh_following) - 0.005
+    assert np.mean(following) >= np.mean(fresh_following) - 0.003
 
 
 @pytest.mark.parametrize("most", [0, 1, 8, 28])
