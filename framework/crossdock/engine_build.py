@@ -17,7 +17,7 @@ from crossdock.engine_seams import LogitSink, StepSync
 from crossdock.eplb.build import LiveBalancing, make_live_balancing
 from crossdock.errors import CrossdockError, RankLost, RuntimeFault
 from crossdock.groups import leader_rank
-from crossdock.host_memory import keep_freed_memory
+from crossdock.host_memory import keep_freed_memory, set_aside_built_objects
 from crossdock.kv_cache import BlockPool
 from crossdock.lost_rank import is_broken_collective, limit_collectives, named
 from crossdock.moe_build import max_rows_per_rank
@@ -59,6 +59,7 @@ def run_rank(plan: RankPlan, comms: RankComms, link: RankLink, *, store: Store |
     """
     keep_freed_memory()
     with build_engine(plan, comms, link, store=store) as engine:
+        set_aside_built_objects()
         link.send(Ready(rank=plan.place.rank, receipt=make_receipt(plan.config, plan.selection, engine.counters)))
         engine.run()
 
@@ -98,7 +99,8 @@ def build_engine(
             gauges=gauges,
         )
         with open_step_sync(plan, step_rules(plan), comms, store) as sync:
-            scheduler = make_scheduler(plan, built.kv.plan.num_pages) if _is_leader(plan) else None
+            leads = plan.place.rank == leader_rank(plan.sizes, plan.place.attn_dp_rank)
+            scheduler = make_scheduler(plan, built.kv.plan.num_pages) if leads else None
             totals = StepTotalsCounter(attn_dp_rank=plan.place.attn_dp_rank)
             actors = (totals, *balancing.actors)
             engine = RankEngine(
@@ -176,10 +178,6 @@ def _overlap_gate(plan: RankPlan, timeline: Timeline, gauges: dict[str, float]) 
     if strategy.micro_batches == 1:
         return None
     return OverlapGate(limits=strategy.overlap, timeline=timeline, gauges=gauges)
-
-
-def _is_leader(plan: RankPlan) -> bool:
-    return plan.place.rank == leader_rank(plan.sizes, plan.place.attn_dp_rank)
 
 
 def _observers(plan: RankPlan) -> tuple[Observer, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import sys
 from pathlib import Path
@@ -66,6 +67,15 @@ def keep_freed_memory() -> bool:
     settings = ((_M_MMAP_THRESHOLD, _KEPT_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_TOP_PAD, _TOP_PAD_BYTES))
     refused = [option for option, value in settings if not mallopt(ctypes.c_int(option), ctypes.c_int(value))]
     return not refused
+
+
+def set_aside_built_objects() -> None:
+    """Tells Python's garbage collector to look no more at what exists now: modules, weights and graphs stay until the process ends.
+
+    Otherwise a full collection walks over all of it in the middle of a step. For the whole process; called once when a rank is built.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def advise_huge_pages(address: int, num_bytes: int) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import subprocess
 import sys
 
 import torch
-from crossdock.host_memory import advise_huge_pages
+from crossdock.host_memory import advise_huge_pages, set_aside_built_objects
 
 CODE = """
 import resource, torch
@@ -40,3 +41,14 @@ def test_asking_for_huge_pages_changes_no_value_and_small_blocks_are_left_alone(
     assert int(block.sum()) == 3 * block.numel()
     small = torch.zeros(16)
     assert not advise_huge_pages(small.data_ptr(), 64)
+
+
+def test_what_was_built_is_no_longer_walked_over_and_later_garbage_still_is() -> None:
+    built: list[list[int]] = [[] for _ in range(1000)]
+    set_aside_built_objects()
+    try:
+        later: list[object] = []
+        watched = {id(entry) for entry in gc.get_objects()}
+        assert id(built) not in watched and id(later) in watched
+    finally:
+        gc.unfreeze()

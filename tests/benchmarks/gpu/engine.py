@@ -37,6 +37,7 @@ from crossdock.config import (
     SchedulerConfig,
 )
 from crossdock.engine_build import build_engine
+from crossdock.host_memory import set_aside_built_objects
 from crossdock.rank_plan import RankPlan, plan_rank
 from engine_link import BenchLink, TimedRunner, Workload, random_workload
 from shapes import SHAPES
@@ -188,6 +189,7 @@ def measure(arguments: argparse.Namespace, plan: RankPlan, comms: RankComms, sto
     own = workloads(batches, replicas, plan.place.attn_dp_rank, vocab, arguments.repeats) if is_leader else []
     started_s = time.perf_counter()
     with build_engine(plan, comms, BenchLink(own, on_begin, on_result), store=store) as engine:
+        set_aside_built_objects()
         engine.runner = TimedRunner(engine.runner)
         clocks.append(engine.runner)
         if plan.place.rank == 0:
