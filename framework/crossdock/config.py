@@ -76,6 +76,11 @@ class LaunchConfig:
         "a step waits this long for a rank, then ends naming it", default=60.0, validator=at_least(0.1)
     )
     start_timeout_s: float = option("ranks must be ready within", default=600.0, validator=at_least(1.0))
+    row_invariant: Literal["auto", "on", "off"] = option(
+        "on: a row of a step has the same bits whatever rows are beside it, so that no strategy, batch or chunk changes a result (CPU, "
+        "float32); auto: on where C kernels take the model's sizes",
+        default="auto",
+    )
     threads_per_rank: int = option("compute threads of a rank; 0 shares the cores", default=0, validator=at_least(0))
     log_folder: str = option("one log file a rank here; empty logs to stderr", default="")
 
@@ -150,6 +155,11 @@ class EplbConfig:
     transport: Literal["auto", "peer", "nccl", "gloo"] = option(
         "of experts that move; peer: copies into the memory of other GPUs of the machine; gloo: by way of host memory; "
         "auto: peer or else nccl between GPUs, gloo between CPUs",
+        default="auto",
+    )
+    plan_in: Literal["auto", "thread", "process"] = option(
+        "where plans are made; process: one beside each rank, so that steps do not share an interpreter with the planner; "
+        "auto: process beside GPUs, thread beside CPUs",
         default="auto",
     )
     late_s: float = option(

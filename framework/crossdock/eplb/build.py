@@ -10,11 +10,14 @@ import torch
 
 from crossdock.comm import RankComms
 from crossdock.engine_seams import BetweenSteps
+from crossdock.eplb.desk_process import ProcessDesk
+from crossdock.eplb.desk_thread import ThreadDesk
 from crossdock.eplb.history import RebalanceLog
 from crossdock.eplb.live_placement import LivePlacement, make_canaries
 from crossdock.eplb.load_report import LoadReport
 from crossdock.eplb.load_segments import LoadSegments
 from crossdock.eplb.manager import EplbManager
+from crossdock.eplb.orders import PlanningDesk
 from crossdock.eplb.reload import ExpertReload
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors, slot_bytes
@@ -47,10 +50,12 @@ class LiveBalancing:
     verbs: PlacementVerbs | None = None
     """None for a dense model."""
     carrier: SliceCarrier | None = None
+    desk: PlanningDesk | None = None
 
     def close(self) -> None:
-        if self.carrier is not None:
-            self.carrier.close()
+        for part in (self.carrier, self.desk):
+            if part is not None:
+                part.close()
 
 
 def make_spare_slots(plan: RankPlan, model: Model) -> SpareSlots | None:
@@ -113,6 +118,7 @@ def make_live_balancing(
     segments = LoadSegments(moe.maps, topology.num_gpus, plan.config.eplb.interval)
     # Once now: NCCL connects at the first use of a collective, which took a tenth of a second of a step.
     segments.totals(comms.world)
+    desk = _desk(plan)
     # Planner and transfers run beside the step thread, which must not wait long for them to hand over the interpreter.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     recorder.add_sink(segments)
@@ -120,7 +126,7 @@ def make_live_balancing(
         settings=_settings(plan),
         live=_live(plan, moe, tensors, recorder, spare, topology, _reader(plan, model)),
         segments=segments,
-        algo=make_eplb_algo(*_choice(plan, "eplb_algo")),
+        desk=desk,
         policy=make_rebalance_policy(*_choice(plan, "rebalance_policy")),
         policy_needs_plan=_needs_plan(plan),
         carrier=carrier,
@@ -130,7 +136,7 @@ def make_live_balancing(
         gauges=gauges,
     )
     verbs = attrs.evolve(verbs, manager=manager, segments=segments)
-    return LiveBalancing(actors=(*actors, manager), verbs=verbs, carrier=carrier)
+    return LiveBalancing(actors=(*actors, manager), verbs=verbs, carrier=carrier, desk=desk)
 
 
 def _live(
@@ -204,6 +210,14 @@ def _expert_reload(plan: RankPlan, model: Model, moe: MoeParts) -> ExpertReload 
         experts=moe.experts,
         ep_rank=plan.place.moe_ep_rank,
     )
+
+
+def _desk(plan: RankPlan) -> PlanningDesk:
+    name, options = _choice(plan, "eplb_algo")
+    place, device = plan.config.eplb.plan_in, plan.config.launch.device
+    if place == "process" or (place == "auto" and device == "cuda"):
+        return ProcessDesk(name, options)
+    return ThreadDesk(make_eplb_algo(name, options))
 
 
 def _settings(plan: RankPlan) -> EplbSettings:

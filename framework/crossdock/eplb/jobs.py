@@ -8,14 +8,13 @@ from collections import deque
 import attrs
 import torch
 
-from crossdock.eplb.background import Background
 from crossdock.eplb.ballot import Vote
 from crossdock.eplb.history import RebalanceProgress
 from crossdock.eplb.layer_plan import LayerPlan
 from crossdock.eplb.layer_transfer import LayerTransfer
 from crossdock.eplb.live_placement import LivePlacement
 from crossdock.eplb.load_segments import PendingTotals
-from crossdock.eplb.plan_work import PlannedMove
+from crossdock.eplb.orders import Pending, PlannedMove, PlanningDesk
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.transfer import SliceCarrier
 from crossdock.errors import CrossdockError, RuntimeFault
@@ -50,7 +49,7 @@ class PlanningJob:
     """The first rank plans; the others have nothing to do and say so."""
 
     progress: RebalanceProgress
-    plan: Background[PlannedMove] | None
+    plan: Pending[PlannedMove] | None
     """None on the other ranks."""
     deadline: float
     activity: str = attrs.field(default="planning", init=False)
@@ -75,12 +74,11 @@ class PlanningJob:
         slots = torch.zeros(shape, dtype=torch.int64)
         if self.plan is not None:
             planned = self.plan.result
-            judged = planned.forecast
             numbers = torch.tensor(
-                [judged.gain_s, judged.price_s, judged.balancedness_before, judged.balancedness_after],
+                [planned.gain_s, planned.price_s, planned.balancedness_before, planned.balancedness_after],
                 dtype=torch.float64,
             )
-            slots = torch.from_numpy(planned.placement.physical_to_logical.copy())
+            slots = torch.from_numpy(planned.slots.array().copy())
         numbers, slots = world.broadcast(numbers, 0), world.broadcast(slots, 0)
         gain_s, price_s, before, after = numbers.tolist()
         self.progress.predicted(gain_s=gain_s, price_s=price_s, before=before, after=after)
@@ -96,6 +94,7 @@ class MovingJob:
     live: LivePlacement
     carrier: SliceCarrier
     settings: EplbSettings
+    desk: PlanningDesk
     rows: deque[int]
     """Layers that have not switched, the one under way first."""
     deadline: float = 0.0
@@ -104,7 +103,7 @@ class MovingJob:
     transfer: LayerTransfer | None = attrs.field(default=None, init=False)
     groups: deque[tuple[int, ...]] = attrs.field(factory=deque[tuple[int, ...]], init=False)
     """Of the layer that is switching."""
-    _prepared: deque[Background[LayerPlan]] = attrs.field(factory=deque[Background[LayerPlan]], init=False)
+    _prepared: deque[Pending[LayerPlan]] = attrs.field(factory=deque[Pending[LayerPlan]], init=False)
 
     @property
     def activity(self) -> str:
@@ -116,7 +115,9 @@ class MovingJob:
         self.is_open = False
         self.deadline = now + self.settings.late_s
         for row in list(self.rows)[len(self._prepared) : _PREPARED_LAYERS]:
-            self._prepared.append(self.live.prepare(row, self.placement, self.settings.max_step_bytes))
+            self._prepared.append(
+                self.desk.layer(self.live.layer_order(row, self.placement, self.settings.max_step_bytes))
+            )
 
     def vote(self, now: float) -> tuple[Vote, str]:
         """Prepares, or hands over the next slice; where this rank is, and what is wrong where something is."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import attrs
@@ -12,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from crossdock.eplb.background import Background
-from crossdock.eplb.layer_plan import LayerPlan, MoveBudget, plan_layer
+from crossdock.eplb.layer_plan import LayerPlan, MoveBudget
 from crossdock.eplb.layer_transfer import LayerTransfer
+from crossdock.eplb.orders import LayerOrder, Numbers, PlanOrder
+from crossdock.eplb.prediction import Rates
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors
 from crossdock.eplb.transfer import SliceCarrier
 from crossdock.errors import InvalidPlacement
@@ -81,16 +81,32 @@ class LivePlacement:
         rows = np.flatnonzero((self.slots != new.physical_to_logical).any(axis=1))
         return [int(row) for row in rows]
 
-    def prepare(self, row: int, new: Placement, max_bytes: int) -> Background[LayerPlan]:
-        """Finds out, beside the step, how a layer moves."""
-        old, wanted = self.slots[row].tolist(), new.physical_to_logical[row].tolist()
+    def plan_order(self, counts: torch.Tensor, *, passes_to_next: int, rates: Rates) -> PlanOrder:
+        """To plan from the placement in force. ``counts``: [segments, L, E] on the host."""
+        return PlanOrder(
+            counts=Numbers.of(counts.numpy()),
+            current=Numbers.of(self.slots),
+            topology=self.topology,
+            slot_bytes=self.spare.slot_bytes,
+            passes_to_next=passes_to_next,
+            rates=rates,
+        )
+
+    def layer_order(self, row: int, new: Placement, max_bytes: int) -> LayerOrder:
+        """To find out how a layer moves."""
         budget = MoveBudget(
             slot_bytes=self.spare.slot_bytes,
             max_bytes=max_bytes,
             max_replicas=int(self.maps.logical_to_physical.shape[2]),
         )
-        make = partial(plan_layer, row, old, wanted, self.topology, budget, self.ep_rank)
-        return Background(make).start("expert moves")
+        return LayerOrder(
+            row=row,
+            old=tuple(self.slots[row].tolist()),
+            new=tuple(new.physical_to_logical[row].tolist()),
+            topology=self.topology,
+            budget=budget,
+            ep_rank=self.ep_rank,
+        )
 
     def transfer(self, plan: LayerPlan, carrier: SliceCarrier) -> LayerTransfer:
         """Staging of one layer; nothing is sent yet."""

@@ -16,23 +16,21 @@ from collections import deque
 from collections.abc import Callable, MutableMapping
 
 import attrs
-import torch
 
 from crossdock.engine_seams import AgreedStep
-from crossdock.eplb.background import Background
 from crossdock.eplb.ballot import Ballot, Vote
 from crossdock.eplb.history import RebalanceLog, RebalanceProgress
 from crossdock.eplb.jobs import CountingJob, MovingJob, PlanningJob
 from crossdock.eplb.live_placement import LivePlacement
 from crossdock.eplb.load_segments import LoadSegments
 from crossdock.eplb.measured_rates import MeasuredRates
-from crossdock.eplb.plan_work import PlannedMove, start_planning
+from crossdock.eplb.orders import PlanningDesk
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.transfer import SliceCarrier
 from crossdock.errors import CrossdockError, RuntimeFault
 from crossdock.recorder_window import balancedness_of
 from crossdock.types.comm import GroupComm
-from crossdock.types.placement import EplbAlgo, Placement
+from crossdock.types.placement import Placement
 from crossdock.types.rebalance import RebalanceFacts, RebalancePolicy
 
 IDLE_WAIT_S = 0.001
@@ -46,7 +44,7 @@ class EplbManager:
     settings: EplbSettings
     live: LivePlacement
     segments: LoadSegments
-    algo: EplbAlgo
+    desk: PlanningDesk
     policy: RebalancePolicy
     policy_needs_plan: bool
     carrier: SliceCarrier
@@ -135,7 +133,10 @@ class EplbManager:
         self.gauges["eplb_balancedness"] = 1.0 if balancedness is None else balancedness
         if not self.policy_needs_plan and not self._wants(facts, progress):
             return
-        plan = self._start_planning(totals.counts) if self.host_world.rank == 0 else None
+        plan = None
+        if self.host_world.rank == 0:
+            passes, rates = self.settings.interval, self._measured.rates()
+            plan = self.desk.plan(self.live.plan_order(totals.counts, passes_to_next=passes, rates=rates))
         self._job = PlanningJob(progress=progress, plan=plan, deadline=self.clock() + self.settings.late_s)
 
     def _wants(self, facts: RebalanceFacts, progress: RebalanceProgress) -> bool:
@@ -144,10 +145,6 @@ class EplbManager:
         if not decision.rebalance:
             self.log.add(progress, "refused")
         return decision.rebalance
-
-    def _start_planning(self, counts: torch.Tensor) -> Background[PlannedMove]:
-        passes, rates = self.settings.interval, self._measured.rates()
-        return start_planning(self.algo, counts, self.live, passes_to_next=passes, rates=rates)
 
     # -- advance
 
@@ -177,6 +174,7 @@ class EplbManager:
 
     def _give_up(self, job: CountingJob | PlanningJob | MovingJob, why: str) -> None:
         """All ranks together: the layer under way keeps its placement, and a later decision tries again."""
+        self.desk.abandon()
         if isinstance(job, MovingJob):
             job.give_up()
             self.carrier.abandon()
@@ -216,6 +214,7 @@ class EplbManager:
             live=self.live,
             carrier=self.carrier,
             settings=self.settings,
+            desk=self.desk,
             rows=deque(rows),
         )
         self._next_layer(job)

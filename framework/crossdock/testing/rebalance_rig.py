@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from crossdock.engine_seams import AgreedStep
+from crossdock.eplb.desk_thread import ThreadDesk
 from crossdock.eplb.history import RebalanceLog
 from crossdock.eplb.live_placement import LivePlacement, make_canaries
 from crossdock.eplb.load_segments import LoadSegments
@@ -231,7 +232,7 @@ class RebalanceRig:
             ),
             live=self.live,
             segments=self.segments,
-            algo=algo or ShufflePlanner(),
+            desk=ThreadDesk(algo or ShufflePlanner()),
             policy=policy or make_rebalance_policy(options.policy, options.policy_options),
             policy_needs_plan=options.policy_needs_plan,
             carrier=self.carrier,

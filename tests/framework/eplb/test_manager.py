@@ -79,7 +79,7 @@ def fail_once(context: RankContext, culprit: int, hangs: bool) -> tuple[list[str
         numbers = frozenset({1})
         return SabotagedCarrier(carrier, hangs=numbers) if hangs else SabotagedCarrier(carrier, fails=numbers)
 
-    rig = RebalanceRig(context, RigOptions(max_step_bytes=100, late_s=0.3 if hangs else 10.0), sabotage=sabotage)
+    rig = RebalanceRig(context, RigOptions(max_step_bytes=100, late_s=1.5 if hangs else 10.0), sabotage=sabotage)
     while len(rig.counters.rebalances) < 2:
         rig.step()
         rig.check_content()
