@@ -17,12 +17,18 @@ from typing import Any
 
 import attrs
 import torch
-from crossdock_models.experts.triton.kernels.block_order import block_order
+from crossdock_models.experts.triton.kernels.block_order import BlockOrder, block_order
 from crossdock_models.experts.triton.kernels.few_rows import FewTile, few_rows_swiglu
 from crossdock_models.experts.triton.kernels.grouped_large import LARGE_TILES, LargeTiles, large_down, large_gate_up
-from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu, sum_choices
+from crossdock_models.experts.triton.kernels.grouped_swiglu import (
+    GroupedWeights,
+    down_rows,
+    gate_up_rows,
+    grouped_swiglu,
+    sum_choices,
+)
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
-from crossdock_models.experts.triton.kernels.tiles import Tiles
+from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
 
 SHAPES = {
     "qwen3_30b": (128, 2048, 768, 8),
@@ -106,10 +112,12 @@ def candidates(rows_per_expert: float) -> Iterator[Tiles]:
 
 LARGE_VARIANTS: tuple[dict[str, int], ...] = (
     {},
-    {"gate_stages": 3, "down_stages": 4},
-    {"group": 4},
+    {"gate_stages": 3},
+    {"down_stages": 2},
+    {"group": 2},
+    {"group": 8},
     {"group": 16},
-    {"down_columns": 128},
+    {"down_columns": 128, "down_stages": 4},
 )
 """Changes to the tiles of prefill."""
 FEW_VARIANTS = (
@@ -123,21 +131,38 @@ FEW_VARIANTS = (
 """Gate columns, inner elements and warps, and those of the second product, for a handful of rows."""
 
 
-def large_us(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights, tiles: LargeTiles
+def part_us(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: GroupedWeights,
+    tiles: Tiles | LargeTiles,
+    sm_budget: int | None = None,
 ) -> dict[str, float]:
-    """Microseconds of each launch of the way that prefill takes."""
+    """Microseconds of each launch of the way that sorts rows."""
     top_k = ids.shape[1]
+
+    def gate_up(order: BlockOrder) -> torch.Tensor:
+        if isinstance(tiles, LargeTiles):
+            return large_gate_up(x, top_k, order, experts.gate_up, tiles, sm_budget)
+        return gate_up_rows(x, top_k, order, experts, tiles)
+
+    def down(order: BlockOrder, activated: torch.Tensor) -> torch.Tensor:
+        if isinstance(tiles, LargeTiles):
+            return large_down(activated, order, experts.down, tiles, sm_budget)
+        return down_rows(activated, order, experts, tiles)
+
     order = block_order(ids, experts.num_experts, tiles.rows)
-    activated = large_gate_up(x, top_k, order, experts.gate_up, tiles, None)
-    parts = large_down(activated, weights, order, experts.down, tiles, None)
+    activated = gate_up(order)
+    parts = down(order, activated)
     calls: dict[str, Callable[[], Any]] = {
         "order": lambda: block_order(ids, experts.num_experts, tiles.rows),
-        "gate_up": lambda: large_gate_up(x, top_k, order, experts.gate_up, tiles, None),
-        "down": lambda: large_down(activated, weights, order, experts.down, tiles, None),
-        "sum": lambda: sum_choices(parts, ids),
+        "gate_up": lambda: gate_up(order),
+        "down": lambda: down(order, activated),
+        "sum": lambda: sum_choices(parts, order, weights),
     }
-    return {name: median_us(call, 1) for name, call in calls.items()}
+    inner = 1 if x.shape[0] >= 4096 else 5
+    return {name: median_us(call, inner) for name, call in calls.items()}
 
 
 def few_us(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights) -> dict[str, Any]:
@@ -185,17 +210,19 @@ def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> 
         "bound_us": round(max(weight_bytes / 4.3e6, rows * top_k * 6 * hidden * inner / 790e6), 1),
         "grouped_mm_us": library_us(rows, ids, experts),
     }
-    if rows <= 512:
+    if rows <= 4096:
         want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
         got = grouped_swiglu(x, ids, weights, experts).float()
         row["error"] = round(float((got - want).norm() / want.norm()), 5)
-    if rows >= 4096:
+    if experts.takes_large(rows * top_k / num_experts):
         variants = LARGE_VARIANTS if tune else ({},)
         row["parts"] = {
-            str(change): large_us(x, ids, weights, experts, attrs.evolve(LARGE_TILES, **change)) for change in variants
+            str(change): part_us(x, ids, weights, experts, attrs.evolve(LARGE_TILES, **change)) for change in variants
         }
     elif rows <= 4:
         row["few"] = few_us(x, ids, weights, experts)
+    else:
+        row["parts"] = part_us(x, ids, weights, experts, choose_tiles(rows * top_k / num_experts, False))
     if tune and rows < 4096:
         found: list[tuple[float, str]] = []
         for candidate in candidates(rows * top_k / num_experts):

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import FileStore
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench_rebalance import Measured, measured_job, summary
+from bench_rebalance import Measured, measured_job, parted, summary
 from crossdock.comm import create_comms, join_process_group, local_comms, take_device
 from crossdock.config import Config, EplbConfig, LaunchConfig, PluginChoice
 from crossdock.groups import resolve_sizes
@@ -130,19 +130,22 @@ def run_rank(options: argparse.Namespace) -> None:
         model = write_random_model(
             folder / f"model-{options.rank}",
             dtype="bfloat16",
-            hidden_size=2048,
+            hidden_size=options.hidden,
             num_hidden_layers=options.layers,
             num_attention_heads=32,
             num_key_value_heads=4,
             head_dim=128,
             num_experts=128,
             num_experts_per_tok=8,
-            moe_intermediate_size=768,
+            moe_intermediate_size=options.inner,
             vocab_size=4096,
             max_position_embeddings=4096,
         )
         runs: tuple[list[Measured], list[Measured]] = ([], [])
-        for _ in range(options.rounds):
+        if options.one_run:
+            quiet, moving = parted(measured_job(context, speed_jobs(model, options)[1]))
+            runs = ([quiet], [moving])
+        for _ in range(0 if options.one_run else options.rounds):
             for job, measured in zip(speed_jobs(model, options), runs, strict=True):
                 measured.append(measured_job(context, job))
                 print(options.rank, "moved", measured[-1].moved_bytes, "in", measured[-1].applied, flush=True)
@@ -157,10 +160,15 @@ def main() -> None:
     parser.add_argument("--pair", default="", help="dispatcher:picker of the equality part; all when empty")
     parser.add_argument("--skip-equality", action="store_true")
     parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--inner", type=int, default=768)
     parser.add_argument("--requests", type=int, default=64, help="running on each GPU")
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--interval", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--one-run", action="store_true", help="quiet steps are those of the same run before the first decision"
+    )
     parser.add_argument("--max-step-bytes", type=int, default=1 << 25)
     parser.add_argument("--dispatcher", default="nvlink")
     parser.add_argument("--picker", default="dynamic")
