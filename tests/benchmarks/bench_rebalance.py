@@ -129,13 +129,19 @@ def jobs(folder: Path, options: argparse.Namespace) -> tuple[OfflineJob, Offline
 def parted(run: Measured, warm_up: int = 20) -> tuple[Measured, Measured]:
     """The steps of one run before its first decision, and from then on."""
     first = next(index for index, name in enumerate(run.activities) if name.startswith("idle>") and name != "idle>idle")
-    return tuple(
-        attrs.evolve(
-            run,
-            **{name: getattr(run, name)[part] for name in ("cpu_ms", "step_ms", "wall_ms", "activities")},
-        )
-        for part in (slice(warm_up, first), slice(first, None))
-    )  # type: ignore[return-value]
+    return _steps(run, warm_up, first), _steps(run, first, len(run.activities))
+
+
+def _steps(run: Measured, begin: int, end: int) -> Measured:
+    """Some steps of a run; ``step_ms`` begins with the second step."""
+    part = slice(begin, end)
+    return attrs.evolve(
+        run,
+        cpu_ms=run.cpu_ms[part],
+        wall_ms=run.wall_ms[part],
+        activities=run.activities[part],
+        step_ms=run.step_ms[begin : end - 1],
+    )
 
 
 def by_activity(run: Measured) -> dict[str, dict[str, float]]:

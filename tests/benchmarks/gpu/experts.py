@@ -34,6 +34,8 @@ SHAPES = {
     "qwen3_30b": (128, 2048, 768, 8),
     "dsv2_lite": (64, 2048, 1408, 6),
     "dsv3_ep2": (128, 7168, 2048, 4),
+    "dsv3_8": (8, 7168, 2048, 1),
+    "dsv3_32": (32, 7168, 2048, 1),
 }
 """experts on the rank, hidden, inner, choices that land on the rank."""
 TUNED_ROWS = (32, 256, 4096, 16384)
@@ -152,11 +154,12 @@ def part_us(
             return large_down(activated, order, experts.down, tiles, sm_budget)
         return down_rows(activated, order, experts, tiles)
 
-    order = block_order(ids, experts.num_experts, tiles.rows)
+    halves = isinstance(tiles, LargeTiles)
+    order = block_order(ids, experts.num_experts, tiles.rows, halves)
     activated = gate_up(order)
     parts = down(order, activated)
     calls: dict[str, Callable[[], Any]] = {
-        "order": lambda: block_order(ids, experts.num_experts, tiles.rows),
+        "order": lambda: block_order(ids, experts.num_experts, tiles.rows, halves),
         "gate_up": lambda: gate_up(order),
         "down": lambda: down(order, activated),
         "sum": lambda: sum_choices(parts, order, weights),
