@@ -53,8 +53,9 @@ def merge_splits(
 
 
 @triton.jit
-def load_heads(source, head, stride, live_head, column, dim: tl.constexpr):
-    """[heads, columns] of one row."""
+def load_heads(source, head, stride, live_head, dim: tl.constexpr, block: tl.constexpr):
+    """[heads, block] of one row, zero where there is none."""
+    column = tl.arange(0, block)
     mask = live_head[:, None] & (column < dim)[None, :]
     return tl.load(source + head[:, None] * stride + column[None, :], mask=mask, other=0.0)
 
@@ -67,11 +68,17 @@ def store_heads(out, place, values, live_head, column, dim: tl.constexpr):
 
 
 @triton.jit
-def scores_of_new_row(query, source, target, column, dim: tl.constexpr):
-    """The step's own key row, copied to the cache, and its scores with the queries."""
-    key = tl.load(source + column, mask=column < dim, other=0.0)
-    tl.store(target + column, key, mask=column < dim)
-    return key, tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], axis=1)
+def copy_row(source, target, column, dim: tl.constexpr):
+    """A row on its way into the cache."""
+    row = tl.load(source + column, mask=column < dim, other=0.0)
+    tl.store(target + column, row, mask=column < dim)
+    return row
+
+
+@triton.jit
+def scores_of_row(query, row):
+    """One key with each query."""
+    return tl.sum(query.to(tl.float32) * row.to(tl.float32)[None, :], axis=1)
 
 
 @triton.jit
@@ -84,16 +91,11 @@ def attend_to_cache(
     log2_scale,
     first,
     last,
-    k_at_head,
-    v_at_head,
     stride_k_slot,
     stride_v_slot,
     page_tokens: tl.constexpr,
-    group_block: tl.constexpr,
     key_dim: tl.constexpr,
-    key_block: tl.constexpr,
     rest_dim: tl.constexpr,
-    rest_block: tl.constexpr,
     value_dim: tl.constexpr,
     value_block: tl.constexpr,
     value_is_key: tl.constexpr,
@@ -101,17 +103,17 @@ def attend_to_cache(
 ):
     """Maximum, sum and unnormalised result over the cached tokens ``first`` to ``last`` of one sequence and key head."""
     token = tl.arange(0, block)
-    key_column, rest_column = tl.arange(0, key_block), tl.arange(0, rest_block)
+    key_column, rest_column = tl.arange(0, query.shape[1]), tl.arange(0, query_rest.shape[1])
     value_column = tl.arange(0, value_block)
-    running_max = tl.full((group_block,), float("-inf"), dtype=tl.float32)
-    running_sum = tl.zeros((group_block,), dtype=tl.float32)
-    result = tl.zeros((group_block, value_block), dtype=tl.float32)
+    running_max = tl.full((query.shape[0],), float("-inf"), dtype=tl.float32)
+    running_sum = tl.zeros((query.shape[0],), dtype=tl.float32)
+    result = tl.zeros((query.shape[0], value_block), dtype=tl.float32)
     for start in range(first, last, block):
         position = start + token
         inside = position < last
         slot = tl.load(pages + position // page_tokens, mask=inside, other=0).to(tl.int64) * page_tokens
         slot += position % page_tokens
-        k_at = k_pool + slot[:, None] * stride_k_slot + k_at_head
+        k_at = k_pool + slot[:, None] * stride_k_slot
         key = tl.load(k_at + key_column[None, :], mask=inside[:, None] & (key_column < key_dim)[None, :], other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if rest_dim > 0:
@@ -122,10 +124,77 @@ def attend_to_cache(
         if value_is_key:
             value = key
         else:
-            v_at = v_pool + slot[:, None] * stride_v_slot + v_at_head + value_column[None, :]
+            v_at = v_pool + slot[:, None] * stride_v_slot + value_column[None, :]
             value = tl.load(v_at, mask=inside[:, None] & (value_column < value_dim)[None, :], other=0.0)
         running_max, running_sum, result = add_block(scores, value, running_max, running_sum, result)
     return running_max, running_sum, result
+
+
+@triton.jit
+def add_new_row(
+    query,
+    query_rest,
+    k_from,
+    k_to,
+    v_from,
+    v_to,
+    log2_scale,
+    running_max,
+    running_sum,
+    result,
+    key_dim: tl.constexpr,
+    rest_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    value_is_key: tl.constexpr,
+):
+    """Attends to the step's own row as well, and copies it into the cache."""
+    new_key = copy_row(k_from, k_to, tl.arange(0, query.shape[1]), key_dim)
+    new_value, score = new_key, scores_of_row(query, new_key)
+    if rest_dim > 0:
+        rest = copy_row(k_from + key_dim, k_to + key_dim, tl.arange(0, query_rest.shape[1]), rest_dim)
+        score += scores_of_row(query_rest, rest)
+    if not value_is_key:
+        new_value = copy_row(v_from, v_to, tl.arange(0, result.shape[1]), value_dim)
+    return add_row(score * log2_scale, new_value, running_max, running_sum, result)
+
+
+@triton.jit
+def store_or_merge(
+    out,
+    partial,
+    partial_max,
+    partial_sum,
+    arrival,
+    place,
+    split,
+    used,
+    live_head,
+    running_max,
+    running_sum,
+    result,
+    value_dim: tl.constexpr,
+    splits: tl.constexpr,
+    unroll: tl.constexpr,
+):
+    """The result of a context in one split; of several, each leaves its part, and the last program to come here puts them together."""
+    value_column = tl.arange(0, result.shape[1])
+    if used == 1:
+        result = result / tl.where(running_sum > 0, running_sum, 1.0)[:, None]
+        store_heads(out, place, result, live_head, value_column, value_dim)
+    else:
+        parts = place * splits
+        tl.store(partial_max + parts + split, running_max, mask=live_head)
+        tl.store(partial_sum + parts + split, running_sum, mask=live_head)
+        store_heads(partial, parts + split, result, live_head, value_column, value_dim)
+        # Every thread's stores come before the one thread's counting; the last program to count sees those of all.
+        tl.debug_barrier()
+        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == used - 1:
+            tl.store(arrival, 0)
+            merged = merge_splits(
+                partial, partial_max, partial_sum, parts, live_head, value_column, used,
+                result.shape[0], value_dim, result.shape[1], unroll,
+            )  # fmt: skip
+            store_heads(out, place, merged, live_head, value_column, value_dim)
 
 
 @triton.jit(do_not_specialize=["page_columns"])
@@ -148,19 +217,13 @@ def paged_decode_kernel(
     # sizes
     page_columns,
     scale,
-    # strides
-    stride_q_row,
-    stride_q_head,
-    stride_rest_row,
-    stride_rest_head,
-    stride_k_slot,
-    stride_k_head,
-    stride_v_slot,
-    stride_v_head,
-    stride_k_new,
-    stride_k_new_head,
-    stride_v_new,
-    stride_v_new_head,
+    # strides: from row or cache slot to the next, from head to head
+    q_strides,
+    rest_strides,
+    k_strides,
+    v_strides,
+    k_new_strides,
+    v_new_strides,
     # meta
     page_tokens: tl.constexpr,
     group: tl.constexpr,
@@ -187,75 +250,30 @@ def paged_decode_kernel(
     blocks = tl.cdiv(cached, block)
     used = tl.minimum(tl.maximum(tl.cdiv(blocks, split_blocks), 1), splits)
     if split < used:
+        at_row = row.to(tl.int64)
         lane = tl.arange(0, group_block)
-        key_column, rest_column = tl.arange(0, key_block), tl.arange(0, rest_block)
-        value_column = tl.arange(0, value_block)
-        head = key_head * group + lane
-        live_head = lane < group
-        query = load_heads(q + row.to(tl.int64) * stride_q_row, head, stride_q_head, live_head, key_column, key_dim)
-        query_rest = query
-        if rest_dim > 0:
-            rest_at = q_rest + row.to(tl.int64) * stride_rest_row
-            query_rest = load_heads(rest_at, head, stride_rest_head, live_head, rest_column, rest_dim)
+        head, live_head = key_head * group + lane, lane < group
+        query = load_heads(q + at_row * q_strides[0], head, q_strides[1], live_head, key_dim, key_block)
+        rest_at = q_rest + at_row * rest_strides[0]
+        query_rest = load_heads(rest_at, head, rest_strides[1], live_head, rest_dim, rest_block)
+        keys, values = k_pool + key_head * k_strides[1], v_pool + key_head * v_strides[1]
         log2_scale = scale * 1.4426950408889634
+        first, last = split * blocks // used * block, tl.minimum((split + 1) * blocks // used * block, cached)
         running_max, running_sum, result = attend_to_cache(
-            query,
-            query_rest,
-            k_pool,
-            v_pool,
-            page_table + row.to(tl.int64) * page_columns,
-            log2_scale,
-            split * blocks // used * block,
-            tl.minimum((split + 1) * blocks // used * block, cached),
-            key_head * stride_k_head,
-            key_head * stride_v_head,
-            stride_k_slot,
-            stride_v_slot,
-            page_tokens,
-            group_block,
-            key_dim,
-            key_block,
-            rest_dim,
-            rest_block,
-            value_dim,
-            value_block,
-            value_is_key,
-            block,
-        )
+            query, query_rest, keys, values, page_table + at_row * page_columns, log2_scale, first, last,
+            k_strides[0], v_strides[0], page_tokens, key_dim, rest_dim, value_dim, value_block, value_is_key, block,
+        )  # fmt: skip
         if has_new:  # noqa: SIM102 - this test is the compiler's, the inner one the device's
             if (split == used - 1) & (length > 0):
                 slot = tl.load(kv_slots + row)
-                k_from = k_new + row.to(tl.int64) * stride_k_new + key_head * stride_k_new_head
-                k_to = k_pool + slot * stride_k_slot + key_head * stride_k_head
-                new_key, score = scores_of_new_row(query, k_from, k_to, key_column, key_dim)
-                new_value = new_key
-                if rest_dim > 0:
-                    _, more = scores_of_new_row(query_rest, k_from + key_dim, k_to + key_dim, rest_column, rest_dim)
-                    score += more
-                if not value_is_key:
-                    v_from = v_new + row.to(tl.int64) * stride_v_new + key_head * stride_v_new_head
-                    v_to = v_pool + slot * stride_v_slot + key_head * stride_v_head
-                    new_value = tl.load(v_from + value_column, mask=value_column < value_dim, other=0.0)
-                    tl.store(v_to + value_column, new_value, mask=value_column < value_dim)
-                running_max, running_sum, result = add_row(
-                    score * log2_scale, new_value, running_max, running_sum, result
-                )
-        place = (row * tl.num_programs(1) * group + head).to(tl.int64)
-        if used == 1:
-            running_sum = tl.where(running_sum > 0, running_sum, 1.0)
-            store_heads(out, place, result / running_sum[:, None], live_head, value_column, value_dim)
-        else:
-            place = place * splits
-            tl.store(partial_max + place + split, running_max, mask=live_head)
-            tl.store(partial_sum + place + split, running_sum, mask=live_head)
-            store_heads(partial, place + split, result, live_head, value_column, value_dim)
-            # Every thread's stores come before the one thread's counting; the last program to count sees those of all.
-            tl.debug_barrier()
-            arrival = arrivals + row * tl.num_programs(1) + key_head
-            if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == used - 1:
-                tl.store(arrival, 0)
-                merged = merge_splits(
-                    partial, partial_max, partial_sum, place, live_head, value_column, used,
-                    group_block, value_dim, value_block, merge_unroll,
+                k_from = k_new + at_row * k_new_strides[0] + key_head * k_new_strides[1]
+                v_from = v_new + at_row * v_new_strides[0] + key_head * v_new_strides[1]
+                running_max, running_sum, result = add_new_row(
+                    query, query_rest, k_from, keys + slot * k_strides[0], v_from, values + slot * v_strides[0],
+                    log2_scale, running_max, running_sum, result, key_dim, rest_dim, value_dim, value_is_key,
                 )  # fmt: skip
-                store_heads(out, place // splits, merged, live_head, value_column, value_dim)
+        place = (row * tl.num_programs(1) * group + head).to(tl.int64)
+        store_or_merge(
+            out, partial, partial_max, partial_sum, arrivals + row * tl.num_programs(1) + key_head, place, split, used,
+            live_head, running_max, running_sum, result, value_dim, splits, merge_unroll,
+        )  # fmt: skip
