@@ -21,7 +21,7 @@ from crossdock.types.dispatch import Pending, Received, ReceiveLayout, ScaleForm
 from crossdock_dispatchers.nvlink.capabilities import nvlink_capabilities
 from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
 from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS
-from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows, wait_outputs
+from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows, useful_chunks, wait_outputs
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers, SymmetricAllocator, allocate_slot
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class _Flight:
 
     bucket: int
     programs: int
+    chunks: int
+    """Pieces in which outputs come home; one where they are summed by another launch."""
     topk_ids: torch.Tensor
     inputs: tuple[torch.Tensor, ...] = ()
     """Kept alive until the transfer stream has read them."""
@@ -125,6 +127,7 @@ class NvlinkDispatcher:
         flight = _Flight(
             bucket=bucket,
             programs=programs,
+            chunks=1 if stream is not None else useful_chunks(self._chunks, bucket, programs, self._spec.hidden_size),
             topk_ids=topk_ids,
             inputs=() if stream is None else (hidden_states, topk_weights),
             issued=issued,
@@ -189,14 +192,14 @@ class NvlinkDispatcher:
             bucket=flight.bucket,
             slots_per_rank=self._spec.num_local_experts,
             programs=flight.programs,
-            chunks=self._chunks,
+            chunks=flight.chunks,
             reduce=reduce,
         )
 
     def _sum_arrived(self, home: _Homecoming, slot: int) -> None:
         """Sums outputs that others sent, once all of them are there."""
         flight, buffers = home.flight, self._slots[slot]
-        wait_outputs(buffers, rank=self._rank, flags=flight.programs * self._chunks)
+        wait_outputs(buffers, rank=self._rank, flags=flight.programs)
         sum_rows(
             home.expert_out,
             flight.topk_ids,

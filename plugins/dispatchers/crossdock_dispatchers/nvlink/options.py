@@ -23,8 +23,8 @@ class NvlinkOptions:
         validator=attrs.validators.ge(1),
     )
     chunks: int = option(
-        "pieces in which a program sends outputs home, so that summing starts before the last has arrived",
-        default=4,
+        "pieces at most in which a program sends outputs home, so that summing starts before the last has arrived",
+        default=8,
         validator=attrs.validators.ge(1),
     )
     wire: str = option(

@@ -16,7 +16,7 @@ import torch
 from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
 from crossdock_dispatchers.nvlink.kernels.put_rows_torch import put_rows_torch
 from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS, quantise_rows
-from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows, wait_outputs
+from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows, useful_chunks, wait_outputs
 from crossdock_dispatchers.nvlink.kernels.sum_rows_torch import sum_rows_torch
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers, allocate_slot
 
@@ -190,6 +190,13 @@ def test_outputs_come_home_summed_in_rank_order(counts: tuple[int, ...], chunks:
                      programs=programs, chunks=chunks, put=put, reduce=reduce, synchronise=False)  # fmt: skip
     for rank, (_, ids, _) in enumerate(batches):
         assert torch.equal(results[rank], sum_rows_torch(outs, ids, rank, bucket, SLOTS))
+
+
+def test_a_program_sends_no_more_pieces_than_it_has_tiles() -> None:
+    assert useful_chunks(8, bucket=4096, programs=132, hidden_size=7168) == 4
+    assert useful_chunks(8, bucket=4096, programs=24, hidden_size=7168) == 8
+    assert useful_chunks(8, bucket=128, programs=128, hidden_size=7168) == 1
+    assert useful_chunks(8, bucket=1, programs=1, hidden_size=40) == 1
 
 
 def load_kernels(slot: SlotBuffers, bucket: int, hidden_size: int, dtype: torch.dtype, **sizes: int) -> None:

@@ -12,35 +12,27 @@ import triton.language as tl
 
 
 @triton.jit
-def signal_and_wait(
-    peer_flags,
-    my_flags,
-    my_rank,
-    index,
-    stride,
-    world: tl.constexpr,
-    signal: tl.constexpr,
-    wait: tl.constexpr,
-):
-    """Tells program ``index`` of every rank that this program's stores are done, and waits for theirs.
+def signal_peers(peer_flags, my_rank, index, stride, world: tl.constexpr):
+    """Tells program ``index`` of every other rank that this program's stores are done.
 
-    A flag goes 0 -> 1 by its writer and 1 -> 0 by its reader, so that replays of a graph need no epoch.
+    A flag counts what was told and not yet awaited, so that replays of a graph need no epoch and nobody waits for an answer from afar.
     """
-    if signal:
-        # All threads' stores happen before the one thread's release (cumulativity over the barrier).
-        tl.debug_barrier()
-        for i in tl.static_range(1, world):
-            peer = (my_rank + i) % world
-            flag = tl.load(peer_flags + peer).to(tl.pointer_type(tl.int32)) + my_rank * stride + index
-            while tl.atomic_cas(flag, 0, 1, sem="release", scope="sys") != 0:
-                pass
-    if wait:
-        for i in tl.static_range(1, world):
-            peer = (my_rank + i) % world
-            flag = my_flags + peer * stride + index
-            while tl.atomic_cas(flag, 1, 0, sem="acquire", scope="sys") != 1:
-                pass
-        tl.debug_barrier()
+    # All threads' stores happen before the one thread's release (cumulativity over the barrier).
+    tl.debug_barrier()
+    for i in tl.static_range(1, world):
+        flag = tl.load(peer_flags + (my_rank + i) % world).to(tl.pointer_type(tl.int32)) + my_rank * stride + index
+        tl.atomic_add(flag, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_for_peers(flags, my_rank, stride, world: tl.constexpr):
+    """Waits until every other rank has told the flag at ``flags`` (one a rank, ``stride`` apart), and takes one off."""
+    for i in tl.static_range(1, world):
+        flag = flags + (my_rank + i) % world * stride
+        while tl.atomic_add(flag, 0, sem="acquire", scope="sys") < 1:
+            pass
+        tl.atomic_add(flag, -1, sem="relaxed", scope="sys")
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -123,10 +115,13 @@ def put_rows_kernel(
                 if quantise:
                     scales_there = tl.load(peer_scales + peer).to(tl.pointer_type(tl.float32))
                     tl.store(scales_there + landing * (hidden_size // 128) + group, scale, mask=group < sent // 128)
-    signal_and_wait(peer_flags, my_flags, my_rank, program, flag_stride, world, signal, wait)
+    if signal:
+        signal_peers(peer_flags, my_rank, program, flag_stride, world)
+    if wait:
+        wait_for_peers(my_flags + program, my_rank, flag_stride, world)
 
 
 @triton.jit(do_not_specialize=["my_rank"])
 def wait_rows_kernel(my_flags, my_rank, flag_stride, world: tl.constexpr):
     """Program p waits for program p of every peer's put; launched by ``dispatch_end`` when begin did not wait."""
-    signal_and_wait(my_flags, my_flags, my_rank, tl.program_id(0), flag_stride, world, False, True)
+    wait_for_peers(my_flags + tl.program_id(0), my_rank, flag_stride, world)

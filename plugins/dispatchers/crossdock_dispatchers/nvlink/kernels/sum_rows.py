@@ -11,7 +11,7 @@ from crossdock_dispatchers.nvlink.kernels.put_rows import WARPS, copy_tile
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers
 
 MANY_ROWS_WARPS = 32
-"""Twice those of a put where a program has many rows: a sum waits for two loads an element."""
+"""Twice those of a put where a program has many rows: a tile that goes out and the parts of one that is summed are loaded together."""
 
 
 def sum_rows(
@@ -32,7 +32,8 @@ def sum_rows(
     """Sends outputs of foreign rows home (``put``) and sums own rows over all ranks (``reduce``).
 
     expert_out [world * bucket, H] contiguous, row s * bucket + t = weighted sum of this rank's experts for token t of source s;
-    topk_ids [n, K] int64 physical, this rank's own; out [n, H]. Accumulates in float32, ranks ascending.
+    topk_ids [n, K] int64 physical, this rank's own; out [n, H]. Accumulates in float32, ranks ascending. ``chunks`` pieces a program, equal
+    on all ranks: with two or more a piece is summed while another goes out.
     Errors: ``DispatchMisuse`` for shapes that do not fit.
     """
     # Imported at the first call: CPU installations have no triton.
@@ -78,6 +79,12 @@ def sum_rows(
         synchronise=synchronise,
         num_warps=MANY_ROWS_WARPS if tile.rows > 1 else WARPS if tile.columns >= 4096 else 4,
     )
+
+
+def useful_chunks(most: int, bucket: int, programs: int, hidden_size: int) -> int:
+    """``most`` pieces, or fewer where a program has fewer tiles: a piece without rows would only be told and awaited."""
+    tiles = -(-bucket // (programs * copy_tile(bucket, programs, hidden_size).rows))
+    return max(1, min(most, tiles))
 
 
 def wait_outputs(slot: SlotBuffers, *, rank: int, flags: int) -> None:
