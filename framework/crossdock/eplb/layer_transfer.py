@@ -9,7 +9,7 @@ import torch
 
 from crossdock.eplb.layer_plan import LayerPlan
 from crossdock.eplb.slices import Chunk
-from crossdock.eplb.spare_slots import CANARY, SpareSlots, byte_parts
+from crossdock.eplb.spare_slots import CANARY, SlotBytes, SpareSlots
 from crossdock.eplb.transfer import Arriving, Outgoing, SliceCarrier, SliceTransfer, Ticket
 from crossdock.errors import TransferFailed
 from crossdock.types.model import ExpertReader
@@ -35,6 +35,7 @@ class LayerTransfer:
         """
         self.plan = plan
         self._live = live
+        self._live_slots = SlotBytes(live)
         self._spare = spare
         self._carrier = carrier
         self._rank = ep_rank
@@ -99,10 +100,10 @@ class LayerTransfer:
         return SliceTransfer(sends=sends, receives=receives, copies=copies)
 
     def _live_parts(self, chunk: Chunk) -> list[torch.Tensor]:
-        return byte_parts(self._live, chunk.move.source_slot % self._slots_per_rank, chunk.begin, chunk.end)
+        return self._live_slots.parts(chunk.move.source_slot % self._slots_per_rank, chunk.begin, chunk.end)
 
     def _spare_parts(self, chunk: Chunk) -> list[torch.Tensor]:
-        return self._spare.parts(chunk.move.slot % self._slots_per_rank, chunk.begin, chunk.end)
+        return self._spare.slots.parts(chunk.move.slot % self._slots_per_rank, chunk.begin, chunk.end)
 
     def _copy(self, chunk: Chunk) -> None:
         for target, source in zip(self._spare_parts(chunk), self._live_parts(chunk), strict=True):

@@ -44,10 +44,12 @@ class SpareSlots:
             torch.empty(num_bytes, dtype=torch.uint8, device=device) if allocate is None else allocate(num_bytes)
         )
         self._tensors = self._laid_over(self.memory)
+        self.slots = SlotBytes(self._tensors)
+        """To be written."""
 
-    def peer(self, memory: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def peer(self, memory: torch.Tensor) -> SlotBytes:
         """The spare slots of another rank, whose ``memory`` can be written from here."""
-        return self._laid_over(memory)
+        return SlotBytes(self._laid_over(memory))
 
     def _laid_over(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of flat memory, one behind the other; widest elements first, so that all are aligned without gaps."""
@@ -70,10 +72,6 @@ class SpareSlots:
     def read(self, name: str, slot: int) -> torch.Tensor:
         """The tensor ``name`` of a spare slot."""
         return self._tensors[name][slot]
-
-    def parts(self, slot: int, begin: int, end: int) -> list[torch.Tensor]:
-        """Views of bytes ``begin`` to ``end - 1`` of a spare slot."""
-        return byte_parts(self._tensors, slot, begin, end)
 
     def fill(self, slot: int, content: Mapping[str, torch.Tensor]) -> None:
         """Puts a whole expert, tensors by name, into a spare slot."""
@@ -106,25 +104,30 @@ CANARY = "canary"
 """Name of the tensor of expert numbers that travels along in debug mode."""
 
 
-def byte_parts(tensors: Mapping[str, torch.Tensor], slot: int, begin: int, end: int) -> list[torch.Tensor]:
-    """uint8 views of bytes ``begin`` to ``end - 1`` of a slot's tensors, laid end to end in the order of their names.
+class SlotBytes:
+    """The tensors of each slot laid end to end, in the order of their names, to be read and written as bytes. Made once for many chunks."""
 
-    A slot that does not lie in one piece is copied first, so it can be read this way and not written.
-    """
-    parts: list[torch.Tensor] = []
-    for view, start in _views(tensors, slot):
-        low, high = max(begin - start, 0), min(end - start, view.shape[0])
-        if low < high:
-            parts.append(view[low:high])
-    return parts
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """``tensors``: by name, dim 0 = slot."""
+        self._tensors = [tensors[name] for name in sorted(tensors)]
+        self._flat = [
+            tensor.view(tensor.shape[0], -1).view(torch.uint8) if tensor.is_contiguous() else None
+            for tensor in self._tensors
+        ]
 
+    def parts(self, slot: int, begin: int, end: int) -> list[torch.Tensor]:
+        """uint8 views of bytes ``begin`` to ``end - 1`` of a slot.
 
-def _views(tensors: Mapping[str, torch.Tensor], slot: int) -> list[tuple[torch.Tensor, int]]:
-    """Flat uint8 views (copies where a slot is not contiguous) with the place where each begins."""
-    views: list[tuple[torch.Tensor, int]] = []
-    start = 0
-    for name in sorted(tensors):
-        view = tensors[name][slot].contiguous().view(-1).view(torch.uint8)
-        views.append((view, start))
-        start += view.shape[0]
-    return views
+        A slot that does not lie in one piece is copied first, so it can be read this way and not written.
+        """
+        found: list[torch.Tensor] = []
+        start = 0
+        for tensor, flat in zip(self._tensors, self._flat, strict=True):
+            size = tensor[0].numel() * tensor.element_size() if flat is None else flat.shape[1]
+            low, high = max(begin - start, 0), min(end - start, size)
+            start += size
+            if low >= high:
+                continue
+            row = tensor[slot].contiguous().view(-1).view(torch.uint8) if flat is None else flat[slot]
+            found.append(row if high - low == size else row[low:high])
+        return found

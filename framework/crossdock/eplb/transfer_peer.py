@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from crossdock.comm_nccl import NcclComm
-from crossdock.eplb.spare_slots import SpareSlots, byte_parts
+from crossdock.eplb.spare_slots import SlotBytes, SpareSlots
 from crossdock.eplb.transfer import SliceTransfer, Ticket
 from crossdock.eplb.transfer_device import SideStream
 from crossdock.types.comm import GroupComm
@@ -28,7 +28,7 @@ def shareable_memory(device: torch.device) -> Callable[[int], torch.Tensor]:
 class PeerMemory:
     """Spare slots of every rank of the expert group, to be written from here."""
 
-    slots: Sequence[Mapping[str, torch.Tensor]]
+    slots: Sequence[SlotBytes]
     handle: Any
     """Keeps the mappings alive."""
 
@@ -93,7 +93,6 @@ class PeerCarrier:
         for one in transfer.sends:
             parts = one.parts()
             end = one.begin + sum(part.shape[0] for part in parts)
-            for target, part in zip(
-                byte_parts(self._peers.slots[one.rank], one.slot, one.begin, end), parts, strict=True
-            ):
+            targets = self._peers.slots[one.rank].parts(one.slot, one.begin, end)
+            for target, part in zip(targets, parts, strict=True):
                 target.copy_(part, non_blocking=True)
