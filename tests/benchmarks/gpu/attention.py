@@ -183,7 +183,7 @@ def decode_case(kind: str, rows: int, context: int) -> dict[str, Any]:
     for tokens, warps, stages in tiles:
         tile = DecodeTile(tokens=tokens, warps=warps, stages=stages)
         for factor in (1, 2):
-            splits = max(1, choose_splits(rows, key_heads, context, tokens) // factor)
+            splits = max(1, choose_splits(rows, key_heads, context, tile) // factor)
             arrivals = torch.zeros(rows * key_heads, dtype=torch.int32, device=device)
 
             def call(t: DecodeTile = tile, s: int = splits, a: torch.Tensor = arrivals) -> torch.Tensor:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from crossdock.errors import MisuseError
 from crossdock_attention.attention.triton.kernels.paged_decode import (
+    GQA_TILE,
+    LATENT_TILE,
     NewRows,
     choose_splits,
     latent_group,
@@ -191,11 +193,13 @@ def test_tiles_of_float32_take_fewer_stages() -> None:
 
 
 def test_splits_fill_the_device_without_cutting_below_a_block() -> None:
-    assert choose_splits(1, 4, 10_000, 64) == 32
-    assert choose_splits(256, 4, 10_000, 64) == 1
-    assert choose_splits(32, 4, 10_000, 64) == 4
-    assert choose_splits(1, 4, 65, 64) == 2
-    assert choose_splits(1, 4, 1, 64) == 1
+    assert choose_splits(1, 4, 10_000, GQA_TILE) == 32
+    assert choose_splits(256, 4, 10_000, GQA_TILE) == 1
+    assert choose_splits(32, 4, 10_000, GQA_TILE) == 4
+    assert choose_splits(1, 4, 65, GQA_TILE) == 2
+    assert choose_splits(1, 4, 1, GQA_TILE) == 1
+    assert choose_splits(256, 1, 8192, LATENT_TILE) == 1
+    assert choose_splits(32, 1, 8192, LATENT_TILE) == 8
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])

@@ -59,7 +59,7 @@ class TritonAttention:
         return DecodeBuffers(
             page_table=torch.zeros(bucket, page_columns, dtype=torch.int32, device=self._spec.device),
             seq_lens=torch.zeros(bucket, dtype=torch.int32, device=self._spec.device),
-            splits=choose_splits(bucket, self._key_heads, page_columns * self._spec.page_tokens, tile.tokens),
+            splits=choose_splits(bucket, self._key_heads, page_columns * self._spec.page_tokens, tile),
             arrivals=torch.zeros(bucket * self._key_heads, dtype=torch.int32, device=self._spec.device),
         )
 

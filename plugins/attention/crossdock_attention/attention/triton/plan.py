@@ -125,7 +125,7 @@ def _decode_rows(
         rows=None if everything else on_device(rows, torch.int64, device),
         page_table=batch.page_table if whole else batch.page_table[on_device(sequences, torch.int64, device)],
         seq_lens=on_device(lengths, torch.int32, device),
-        splits=choose_splits(len(rows), key_heads, max(lengths), (GQA_TILE if kind == "gqa" else LATENT_TILE).tokens),
+        splits=choose_splits(len(rows), key_heads, max(lengths), GQA_TILE if kind == "gqa" else LATENT_TILE),
         arrivals=torch.zeros(len(rows) * key_heads, dtype=torch.int32, device=device),
     )
 

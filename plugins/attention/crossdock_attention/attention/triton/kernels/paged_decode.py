@@ -9,8 +9,8 @@ import torch
 from crossdock.ops.early_launch import early_launch
 from crossdock.ops.tile_size import block_of
 
-TARGET_PROGRAMS = 528
-"""Four a multiprocessor of an H100 or H200."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
 MAX_SPLITS = 32
 """More take longer to merge than they save: one row of 4096 tokens 14 us with 64, 11 us with 32."""
 MERGE_UNROLL = 4
@@ -26,11 +26,14 @@ class DecodeTile:
     stages: int
     split_blocks: int = 1
     """Blocks of that many tokens that a split has at least, where the context is long enough."""
+    programs: int = 4
+    """How many should share a multiprocessor; contexts are split until there are as many."""
 
 
 GQA_TILE = DecodeTile(tokens=64, warps=4, stages=2)
-LATENT_TILE = DecodeTile(tokens=32, warps=4, stages=2, split_blocks=2)
-"""For MLA, whose rows are several times longer, as are the results to be merged (H200, 32 rows of 256 tokens: 13 us with 4 splits, 15 us with 8)."""
+LATENT_TILE = DecodeTile(tokens=32, warps=4, stages=2, split_blocks=2, programs=2)
+"""For MLA, whose rows are several times longer, as are the results to be merged: two programs fill the registers of a multiprocessor (H200, 16 heads:
+256 rows of 192 tokens 29 us in one piece, 38 us in two; 32 rows of 4096 tokens 67 us in 8, 79 us in 16)."""
 MOST_LATENT_HEADS = 16
 """Heads of MLA that a program attends with: as many as the rows of the smallest product; results of more would not fit into its registers."""
 
@@ -47,9 +50,10 @@ class NewRows:
     """[B] int64: where they go."""
 
 
-def choose_splits(num_rows: int, key_heads: int, longest: int, block: int) -> int:
+def choose_splits(num_rows: int, key_heads: int, longest: int, tile: DecodeTile) -> int:
     """Pieces of each context: enough programs to fill the device, at least one block each. A power of two."""
-    wanted = min(max(1, TARGET_PROGRAMS // max(1, num_rows * key_heads)), -(-max(1, longest) // block), MAX_SPLITS)
+    filling = tile.programs * MULTIPROCESSORS // max(1, num_rows * key_heads)
+    wanted = min(max(1, filling), -(-max(1, longest) // tile.tokens), MAX_SPLITS)
     return 1 << (wanted.bit_length() - 1)
 
 

@@ -19,6 +19,8 @@ class PrefillTile:
     tokens: int
     warps: int
     stages: int
+    registers: int | None = None
+    """Most of a thread, to have room for a second program beside the first; None leaves it to the compiler."""
 
 
 GQA_PREFILL = PrefillTile(rows=64, tokens=64, warps=4, stages=3)
@@ -110,6 +112,7 @@ def prefill(
         tokens_block=tile.tokens,
         num_warps=tile.warps,
         num_stages=stages_that_fit(tile, query_dim, value_dim, q.element_size()),
+        maxnreg=tile.registers,
     )
 
 
