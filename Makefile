@@ -8,13 +8,14 @@ RUN := .venv/bin/python -m
 # One compute thread a process: ranks share the cores, and more threads only wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadgroup
 
-.PHONY: help serve test test-all bench lint venv
+.PHONY: help serve test test-all bench sanitize lint venv
 
 help:
 	@echo "make serve [PORT=8000]  serve crossdock-mini on 2 ranks"
 	@echo "make test               the tests"
 	@echo "make test-all           the tests and the full product of plugin combinations"
 	@echo "make bench              the benchmarks"
+	@echo "make sanitize           compute-sanitizer over the tests of the GPU kernels (needs CUDA)"
 	@echo "make lint               format, lint, types, import contracts"
 	@echo "make venv               the virtual environment only"
 
@@ -34,6 +35,10 @@ bench: venv
 	@failed=""; for file in tests/benchmarks/bench_*.py; do \
 		echo "== $$file"; OMP_NUM_THREADS=1 .venv/bin/python $$file || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "goals missed or failed:$$failed"; exit 1; }
+
+sanitize: venv
+	@.venv/bin/python tests/benchmarks/gpu/sanitize.py --out build/sanitize --tool memcheck
+	@.venv/bin/python tests/benchmarks/gpu/sanitize.py --out build/sanitize --tool racecheck
 
 lint: venv
 	@.ci/lint
