@@ -28,6 +28,7 @@ def agreement_fields(selection: Selection) -> dict[str, str]:
         "parallel.sizes": _text(plain_value(selection.sizes)),
         "device": selection.device,
         "dtype": selection.dtype,
+        "row_invariant": str(selection.row_invariant),
     }
     for plugin in (*selection.plugins, *selection.observers):
         prefix = plugin.point if plugin.point != "observer" else f"observer.{plugin.name}"

@@ -45,6 +45,7 @@ def make_moe_parts(
             dtype=dtype,
             device=device,
             weight_dtype=moe.weight_dtype,
+            row_invariant=plan.selection.row_invariant,
         ),
     )
     choice = plan.selection.plugin("dispatcher")

@@ -16,6 +16,7 @@ from crossdock.config_rules import parallel_sizes, physical_experts
 from crossdock.errors import CheckpointError
 from crossdock.groups import rank_place
 from crossdock.model import model_info
+from crossdock.row_invariance import with_row_invariance
 from crossdock.types.model import ModelInfo
 from crossdock.types.parallel import ParallelSizes, RankPlace
 from crossdock.types.selection import Selection
@@ -90,7 +91,13 @@ def plan_rank(config: Config, rank: int) -> RankPlan:
     place = rank_place(sizes, rank)
     info = model_info(model_config, sizes, place)
     dtype = compute_dtype(config.checkpoint.dtype, model_config)
-    selection = check_selection(config, dtype=dtype, model=info)
+    selection = with_row_invariance(
+        check_selection(config, dtype=dtype, model=info),
+        config.launch.row_invariant,
+        info,
+        config.scheduler.page_tokens,
+        sizes.moe_tp_size,
+    )
     experts = 0 if info.moe is None else physical_experts(config, info.moe.num_logical_experts, sizes.moe_ep_size)
     return RankPlan(
         config=config,

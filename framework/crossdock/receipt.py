@@ -114,7 +114,12 @@ def make_receipt(config: Config, selection: Selection, counters: ReceiptCounters
         "capacity": dict(counters.capacity),
         "rebalances": [plain_value(entry) for entry in counters.rebalances],
         "faults": [plain_value(entry) for entry in counters.faults],
-        "hardware": {"device": selection.device, "dtype": selection.dtype, **_host()},
+        "hardware": {
+            "device": selection.device,
+            "dtype": selection.dtype,
+            "row_invariant": selection.row_invariant,
+            **_host(),
+        },
     }
 
 

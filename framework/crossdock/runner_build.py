@@ -103,6 +103,7 @@ def _make_attention(plan: RankPlan, dtype: torch.dtype, device: torch.device) ->
         kv=plan.info.kv,
         dtype=dtype,
         device=device,
+        row_invariant=plan.selection.row_invariant,
     )
     return make_attention(choice.name, choice.options, spec)
 

@@ -24,7 +24,7 @@ _SIZES = (
     *("num_rows", "row_stride", "ids_stride", "weights_stride", "top_k"),
     *("hidden", "intermediate", "first_expert", "end_expert"),
 )
-_FLAGS = ("kind", "rows_are_bf16")
+_FLAGS = ("kind", "rows_are_bf16", "row_invariant")
 
 
 class _Arguments(ctypes.Structure):
@@ -56,7 +56,8 @@ def unsupported_reason(tensors: Mapping[str, torch.Tensor]) -> str:
 class GroupedMlpKernel:
     """The kernel bound to one layer's tensors, by address: they may be overwritten in place, never moved."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], *, row_invariant: bool = False) -> None:
+        """With ``row_invariant`` a row's bits do not depend on the rows beside it: every row by dots, and always as many shares."""
         reason = unsupported_reason(tensors)
         library = native_code().library
         if reason or library is None:
@@ -64,6 +65,7 @@ class GroupedMlpKernel:
         self._function = library.crossdock_grouped_mlp
         self._function.argtypes = [ctypes.POINTER(_Arguments)]
         self._tensors = dict(tensors)
+        self._row_invariant = row_invariant
         self._num_experts = tensors["down"].shape[0]
 
     def run(self, rows: torch.Tensor, local_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -72,7 +74,9 @@ class GroupedMlpKernel:
             rows = rows.to(torch.float32).contiguous()
         local_ids = local_ids if local_ids.stride(-1) == 1 else local_ids.contiguous()
         weights = weights if weights.stride(-1) == 1 else weights.contiguous()
-        threads = min(torch.get_num_threads(), self._num_experts, max(local_ids.numel() // _ROWS_A_THREAD, 1))
+        threads = min(torch.get_num_threads(), self._num_experts)
+        if not self._row_invariant:
+            threads = min(threads, max(local_ids.numel() // _ROWS_A_THREAD, 1))
         if threads == 1:
             return self._share(rows, local_ids, weights, 0, self._num_experts)
         bounds = [self._num_experts * share // threads for share in range(threads + 1)]
@@ -113,6 +117,7 @@ class GroupedMlpKernel:
             end_expert=end,
             kind=_KINDS[tensors["gate_up"].dtype],
             rows_are_bf16=rows.dtype is torch.bfloat16,
+            row_invariant=self._row_invariant,
         )
         if self._function(ctypes.byref(arguments)):
             raise MemoryError(f"grouped_mlp: no memory for {num_rows} rows of {hidden_size}")

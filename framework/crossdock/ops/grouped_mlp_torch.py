@@ -25,6 +25,15 @@ def grouped_mlp_torch(
     return total
 
 
+def grouped_mlp_rows(
+    rows: torch.Tensor, local_ids: torch.Tensor, weights: torch.Tensor, tensors: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """The same for each row by itself: slow, and every product has one height."""
+    each = [slice(row, row + 1) for row in range(rows.shape[0])]
+    parts = [grouped_mlp_torch(rows[one], local_ids[one], weights[one], tensors) for one in each]
+    return torch.cat(parts) if parts else torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
+
+
 def expert_matrices(
     tensors: Mapping[str, torch.Tensor], expert: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 
 from crossdock.ops.early_launch import early_launch
+from crossdock.ops.norm_rotate import norm_rotate
 from crossdock.ops.rms_norm import rms_norm
-from crossdock.ops.rope import rotate_pairs
 from crossdock.ops.tile_size import block_of
 
 HEADS_BLOCK = 16
@@ -40,8 +40,8 @@ def latent_rotate(
         latent_rotate_fused(queries, latent, weight, eps, rotation)
         return
     turned, key = queries[..., -rope:], latent[:, None, rank:]
-    turned.copy_(rotate_pairs(turned, rotation))
-    key.copy_(rotate_pairs(key, rotation))
+    turned.copy_(norm_rotate(turned, None, eps, rotation))
+    key.copy_(norm_rotate(key, None, eps, rotation))
     front = latent[:, :rank]
     front.copy_(rms_norm(front, weight, eps))
 

@@ -37,15 +37,18 @@ class _NormRotate(ctypes.Structure):
     )
 
 
-def takes(rows: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """True when the kernels can run on these tensors of one dtype: on the CPU, last dimensions contiguous, whole vectors."""
+def takes(rows: torch.Tensor, *others: torch.Tensor | None, most_threads: int = MOST_THREADS) -> bool:
+    """True when the kernels can run on these tensors of one dtype: on the CPU, last dimensions contiguous, whole vectors.
+
+    With more than ``most_threads`` torch is left to it.
+    """
     return (
         rows.dtype in _KINDS
         and not rows.is_cuda
         and rows.shape[-1] % _DIM_STEP == 0
         and rows.stride(-1) == 1
         and all(x is None or (x.dtype is rows.dtype and x.stride(-1) == 1) for x in others)
-        and torch.get_num_threads() <= MOST_THREADS
+        and torch.get_num_threads() <= most_threads
         and native_code().library is not None
     )
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from crossdock.ops.few_rows_linear import few_rows_linear
 from crossdock.ops.linear_cpu import linear_cpu, takes
+from crossdock.ops.packed_linear_cpu import CpuLinear, packs
 
 PACK_ROWS_HINT = 64
 """Rows that oneDNN lays the weight out for. Measured on Zen 4, 1 thread, 768x512 and 8192x512: 1.1 to 2.4 times as fast as
@@ -16,7 +17,7 @@ PACK_ROWS_HINT = 64
 
 
 FEW_ROWS = 4
-"""Up to here the C kernel that reads the plain weight wins, at one row by a factor of two."""
+"""Up to here the C kernel that reads the plain bf16 weight wins, at one row by a factor of two."""
 
 
 STREAMED_COLUMNS = 2048
@@ -27,8 +28,9 @@ STREAMED_COLUMNS = 2048
 class PackedLinear:
     """``rows @ weight.T + bias``.
 
-    On a CPU where torch has oneDNN the weight is repacked once, instead of at each call. The plain form is kept beside it for a few rows
-    where the C kernel can use it: a second copy of the projections, which are a small part of a MoE model, and never of its experts.
+    On a CPU the weight is repacked once, instead of at each call: in float32 for a C kernel that gives a row the same bits whatever rows are
+    beside it, else for torch's oneDNN. The plain bf16 form is kept beside oneDNN's for a few rows where another C kernel can use it: a second
+    copy of the projections, which are a small part of a MoE model, and never of its experts.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -39,8 +41,13 @@ class PackedLinear:
             )
         self.out_features, self.in_features = weight.shape
         self._bias = bias
-        self._is_packed = weight.numel() > 0 and weight.device.type == "cpu" and can_pack(weight.dtype)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT) if self._is_packed else weight
+        self._cpu = CpuLinear(weight, bias) if packs(weight) else None
+        self._is_packed = (
+            self._cpu is None and weight.numel() > 0 and weight.device.type == "cpu" and can_pack(weight.dtype)
+        )
+        # The C kernel has a copy of its own.
+        kept = weight if self._cpu is None else weight.new_empty(0)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT) if self._is_packed else kept
         self._is_streamed = (
             weight.is_cuda and weight.is_contiguous() and weight.numel() > 0 and self.out_features <= STREAMED_COLUMNS
         )
@@ -48,6 +55,8 @@ class PackedLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, in] -> [n, out], new; zero rows are fine."""
+        if self._cpu is not None:
+            return self._cpu(rows)
         if self._plain is not None and 0 < rows.shape[0] <= FEW_ROWS and takes(rows, self._plain):
             few = linear_cpu(rows, self._plain)
             return few if self._bias is None else few.add_(self._bias)

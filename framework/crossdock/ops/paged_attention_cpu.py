@@ -9,7 +9,7 @@ import torch
 from crossdock.native_code import native_code
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1}
-_DIM_STEP = 32
+_DIM_STEPS = {torch.float32: 16, torch.bfloat16: 32}
 """Head dimensions must be multiples of what the widest vector unit reads at once."""
 _TOKEN_STEP = 4
 """Tokens whose scores are taken together; they lie in one page."""
@@ -32,15 +32,23 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def serves(dtype: torch.dtype, device: torch.device, *, key_dim: int, value_dim: int, page_tokens: int) -> bool:
-    """True when the kernel can run for a cache of these sizes on this machine."""
+def serves(
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    key_dim: int,
+    value_dim: int,
+    page_tokens: int,
+    most_threads: int = MOST_THREADS,
+) -> bool:
+    """True when the kernel can run for a cache of these sizes on this machine. With more than ``most_threads`` torch is left to it."""
     return (
         dtype in _KINDS
         and device.type == "cpu"
-        and key_dim % _DIM_STEP == 0
-        and value_dim % _DIM_STEP == 0
+        and key_dim % _DIM_STEPS[dtype] == 0
+        and value_dim % _DIM_STEPS[dtype] == 0
         and page_tokens % _TOKEN_STEP == 0
-        and torch.get_num_threads() <= MOST_THREADS
+        and torch.get_num_threads() <= most_threads
         and native_code().library is not None
     )
 

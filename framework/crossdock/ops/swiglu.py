@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from crossdock.ops.early_launch import early_launch
+from crossdock.ops.swiglu_cpu import swiglu_cpu, takes
 from crossdock.ops.swiglu_torch import swiglu_torch
 from crossdock.ops.tile_size import block_of
 
@@ -26,6 +27,8 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"swiglu: last dimension {gate_up.shape[-1]} is odd; it holds gate and up halves")
     if gate_up.is_cuda and gate_up.dim() == 2:
         return swiglu_fused(gate_up.contiguous())
+    if takes(gate_up):
+        return swiglu_cpu(gate_up)
     return swiglu_torch(gate_up)
 
 

@@ -42,9 +42,14 @@ class ModelDriver:
         config = read_config(folder)
         self.info: ModelInfo = model_info(config, sizes, place)
         attention_spec = AttentionSpec(
-            page_tokens=choice.page_tokens, num_heads=self.info.num_heads, kv=self.info.kv, dtype=dtype, device=CPU
+            page_tokens=choice.page_tokens,
+            num_heads=self.info.num_heads,
+            kv=self.info.kv,
+            dtype=dtype,
+            device=CPU,
+            row_invariant=choice.row_invariant,
         )
-        self._attention = make_attention("torch", choice.attention_options, attention_spec)
+        self._attention = make_attention("torch", {}, attention_spec)
         strategy = make_strategy(choice.strategy, choice.strategy_options)
         checkpoint: Checkpoint = SafetensorsCheckpoint(folder)
         names = frozenset(checkpoint.names())

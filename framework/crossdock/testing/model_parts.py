@@ -10,7 +10,6 @@ from crossdock.experts import adapt_experts, layouts_needed, make_experts
 from crossdock.location import make_expert_location, placement_maps
 from crossdock.placement import trivial_placement
 from crossdock.testing.delayed_dispatcher import DelayedDispatcher
-from crossdock.testing.few_row_experts import FewRowExperts
 from crossdock.types.attention import KvSpec
 from crossdock.types.comm import Comms
 from crossdock.types.dispatch import Dispatcher, DispatcherSpec, Received
@@ -47,9 +46,8 @@ class DriverChoice:
     strategy_options: dict[str, object] = attrs.field(factory=dict[str, object])
     always_overlaps: bool = False
     """Steps overlap whatever their size and what was measured, if only all replicas' rows can be cut."""
-    expert_rows: int = 0
-    """Most rows that the experts are run on at a time; 0 for all of them."""
-    attention_options: dict[str, object] = attrs.field(factory=dict[str, object])
+    row_invariant: bool = False
+    """As ``launch.row_invariant``: a row's bits do not depend on the rows beside it."""
     experts: str = "torch"
     padding_mode: PaddingMode = PaddingMode.SUM_LEN
     dense_tp_size: int = 0
@@ -93,10 +91,9 @@ def make_moe_parts(
         dtype=dtype,
         device=CPU,
         weight_dtype=moe.weight_dtype,
+        row_invariant=choice.row_invariant,
     )
     experts: Experts = make_experts(choice.experts, {}, experts_spec)
-    if choice.expert_rows:
-        experts = FewRowExperts(experts, choice.expert_rows)
     dispatcher_spec = DispatcherSpec(
         sizes=sizes,
         place=place,

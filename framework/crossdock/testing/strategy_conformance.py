@@ -12,7 +12,7 @@ from crossdock.strategy import make_strategy
 from crossdock.testing.conformance import PluginCase, check_of
 from crossdock.testing.model_driver import Work
 from crossdock.testing.model_parts import DriverChoice
-from crossdock.testing.overlap_equality import WIDE_FIELDS, compare_with_sequential
+from crossdock.testing.overlap_equality import compare_with_sequential
 from crossdock.testing.random_checkpoint import write_random_checkpoint
 from crossdock.testing.tiny_models import FAMILY_FIELDS, FRAME
 from crossdock.types.model import Op, OpKind
@@ -111,7 +111,7 @@ STEPS: tuple[tuple[Work, ...], ...] = (
 
 
 def check_logits_have_the_bits_of_sequential(case: PluginCase) -> None:
-    config = {"model_type": FAMILY, "dtype": "float32", **FRAME, **FAMILY_FIELDS[FAMILY], **WIDE_FIELDS[FAMILY]}
+    config = {"model_type": FAMILY, "dtype": "float32", **FRAME, **FAMILY_FIELDS[FAMILY]}
     sizes = resolve_sizes(ranks=2, attn_dp_size=2)
     with tempfile.TemporaryDirectory(prefix="crossdock-strategy-") as folder:
         write_random_checkpoint(Path(folder), config)

@@ -63,6 +63,8 @@ class AttentionCapabilities:
     devices: frozenset[str] = frozenset({"cpu"})
     dtypes: frozenset[str] = frozenset({"float32", "bfloat16"})
     graph_capture: bool = False
+    row_invariant: bool = False
+    """On a CPU in float32 it can give a row the same bits whatever rows are beside it, where ``AttentionSpec.row_invariant`` asks for it."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -74,6 +76,8 @@ class AttentionSpec:
     kv: KvSpec
     dtype: torch.dtype
     device: torch.device
+    row_invariant: bool = False
+    """A row's bits must not depend on the rows beside it."""
 
 
 class Attention(Protocol):

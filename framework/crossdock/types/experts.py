@@ -43,6 +43,8 @@ class ExpertsCapabilities:
     expert_alignment: int = 1
     graph_capture: bool = False
     applies_row_weights: bool = True
+    row_invariant: bool = False
+    """On a CPU in float32 it can give a row the same bits whatever rows are beside it, where ``ExpertsSpec.row_invariant`` asks for it."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -59,6 +61,8 @@ class ExpertsSpec:
     dtype: torch.dtype
     device: torch.device
     weight_dtype: str = "native"
+    row_invariant: bool = False
+    """A row's bits must not depend on the rows beside it."""
 
 
 class Experts(Protocol):

@@ -42,6 +42,8 @@ class Selection:
     dtype: str
     plugins: tuple[ChosenPlugin, ...]
     observers: tuple[ChosenPlugin, ...] = ()
+    row_invariant: bool = False
+    """A row of a step has the same bits whatever rows are beside it."""
 
     def plugin(self, point: str) -> ChosenPlugin:
         """The plugin of a point.

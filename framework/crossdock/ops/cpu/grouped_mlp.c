@@ -21,6 +21,7 @@ struct grouped_mlp {
     int64_t num_rows, row_stride, ids_stride, weights_stride, top_k;
     int64_t hidden, intermediate, first_expert, end_expert;
     int32_t kind, rows_are_bf16;
+    int32_t row_invariant; /* by dots whatever the number of rows: a row's bits do not depend on the rows beside it */
 };
 
 struct scratch {
@@ -165,10 +166,10 @@ ALWAYS_INLINE void expert_blocks(enum weight_kind kind, const struct grouped_mlp
 
 /* `next`: the weights of the expert after this one. */
 static void expert_rows(const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m, const void *next, const struct scratch *s) {
-    size_t chunks = (m + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    size_t most = a->row_invariant ? DOT_ROWS : CHUNK_ROWS, chunks = (m + most - 1) / most;
     for (size_t chunk = 0, rows; chunk < chunks; chunk++, pairs += rows, m -= rows) {
         rows = (m + chunks - chunk - 1) / (chunks - chunk);
-        int by_blocks = rows >= (a->kind == KIND_BF16 ? BLOCK_WORTH_IT_BF16 : BLOCK_WORTH_IT);
+        int by_blocks = !a->row_invariant && rows >= (a->kind == KIND_BF16 ? BLOCK_WORTH_IT_BF16 : BLOCK_WORTH_IT);
         if (a->kind == KIND_BF16) by_blocks ? expert_blocks(KIND_BF16, a, expert, pairs, rows, next, s) : expert_dots(KIND_BF16, a, expert, pairs, rows, s);
         else if (a->kind == KIND_F32) by_blocks ? expert_blocks(KIND_F32, a, expert, pairs, rows, next, s) : expert_dots(KIND_F32, a, expert, pairs, rows, s);
         else by_blocks ? expert_blocks(KIND_FP8_BLOCK, a, expert, pairs, rows, next, s) : expert_dots(KIND_FP8_BLOCK, a, expert, pairs, rows, s);

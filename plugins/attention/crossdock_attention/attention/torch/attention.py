@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from crossdock.errors import MisuseError
-from crossdock.ops.paged_attention_cpu import serves
+from crossdock.ops.packed_linear_cpu import packs
+from crossdock.ops.paged_attention_cpu import MOST_THREADS, serves
 from crossdock.types.attention import AttnMetadata
 
 from crossdock_attention.attention.torch.capabilities import TORCH_ATTENTION_CAPABILITIES
 from crossdock_attention.attention.torch.gqa import gqa_decode, gqa_decode_paged, gqa_prefill
-from crossdock_attention.attention.torch.mla import mla_decode, mla_decode_paged, mla_prefill
+from crossdock_attention.attention.torch.mla import HeadProducts, mla_decode, mla_decode_paged, mla_prefill
 from crossdock_attention.attention.torch.plan import (
     DecodeGroup,
     PagedDecodes,
@@ -34,6 +36,12 @@ class TorchAttention:
     def __init__(self, options: TorchAttentionOptions, spec: AttentionSpec) -> None:
         self._options = options
         kv = spec.kv
+        rows_alone = options.rows == "alone" or spec.row_invariant
+        self._products: dict[int, HeadProducts] = {}
+        """By layer, where rows share calls."""
+        self._has_products = (
+            rows_alone and kv.kind == "mla" and packs(torch.empty(1, dtype=spec.dtype, device=spec.device))
+        )
         key_dim, value_dim = (
             (kv.head_dim, kv.v_head_dim) if kv.kind == "gqa" else (kv.kv_lora_rank + kv.rope_dim, kv.kv_lora_rank)
         )
@@ -41,9 +49,17 @@ class TorchAttention:
             page_tokens=spec.page_tokens,
             dtype=spec.dtype,
             padding_share=options.padding_share,
-            rows_alone=options.rows == "alone",
+            rows_alone=rows_alone,
+            rows_share_calls=kv.kind == "gqa" or self._has_products,
             reads_pages=options.decode == "auto"
-            and serves(spec.dtype, spec.device, key_dim=key_dim, value_dim=value_dim, page_tokens=spec.page_tokens),
+            and serves(
+                spec.dtype,
+                spec.device,
+                key_dim=key_dim,
+                value_dim=value_dim,
+                page_tokens=spec.page_tokens,
+                most_threads=sys.maxsize if rows_alone else MOST_THREADS,
+            ),
         )
 
     @property
@@ -90,8 +106,18 @@ class TorchAttention:
     def _decode(self, q: torch.Tensor, layer: AttentionLayer, group: DecodeGroup | PagedDecodes) -> torch.Tensor:
         is_gqa = layer.kv.kind == "gqa"
         if isinstance(group, PagedDecodes):
-            return gqa_decode_paged(q, layer, group) if is_gqa else mla_decode_paged(q, layer, group)
+            if is_gqa:
+                return gqa_decode_paged(q, layer, group)
+            return mla_decode_paged(q, layer, group, self._head_products(layer))
         return gqa_decode(q, layer, group) if is_gqa else mla_decode(q, layer, group)
+
+    def _head_products(self, layer: AttentionLayer) -> HeadProducts | None:
+        if not self._has_products:
+            return None
+        known = self._products.get(layer.layer)
+        if known is None or known.w_uk is not layer.w_uk:
+            known = self._products[layer.layer] = HeadProducts.of(layer)
+        return known
 
     def _prefill(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, layer: AttentionLayer, span: PrefillSpan

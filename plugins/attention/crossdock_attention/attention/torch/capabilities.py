@@ -9,4 +9,5 @@ TORCH_ATTENTION_CAPABILITIES = AttentionCapabilities(
     devices=frozenset({"cpu", "cuda"}),
     dtypes=frozenset({"float32", "bfloat16"}),
     graph_capture=False,
+    row_invariant=True,
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
+from crossdock.ops.packed_linear_cpu import CpuLinear
 from crossdock.ops.paged_attention_cpu import paged_attention_cpu
 
 from crossdock_attention.attention.torch.gqa import causal_attention, causal_blocks
@@ -27,13 +29,39 @@ def mla_decode(q: torch.Tensor, layer: AttentionLayer, group: DecodeGroup) -> to
     return _values_of(context, layer)
 
 
-def mla_decode_paged(q: torch.Tensor, layer: AttentionLayer, group: PagedDecodes) -> torch.Tensor:
+def mla_decode_paged(
+    q: torch.Tensor, layer: AttentionLayer, group: PagedDecodes, products: HeadProducts | None
+) -> torch.Tensor:
     """The same through the kernel that reads pages in place: the latent part of a cached row is its value."""
     (pool,) = layer.cache
     keys = pool.unsqueeze(2)
     values = keys[..., : layer.kv.kv_lora_rank]
-    context = paged_attention_cpu(_latent_queries(q, layer), keys, values, group.pages, group.lengths, layer.scale)
-    return _values_of(context, layer)
+    queries = _latent_queries(q, layer) if products is None else products.latent_queries(q)
+    context = paged_attention_cpu(queries, keys, values, group.pages, group.lengths, layer.scale)
+    return _values_of(context, layer) if products is None else products.values(context)
+
+
+@attrs.frozen(eq=False)
+class HeadProducts:
+    """Both up-projections of a layer, head by head, for products in which a row's bits do not depend on the rows beside it."""
+
+    w_uk: torch.Tensor
+    keys: CpuLinear
+    values: CpuLinear
+
+    @staticmethod
+    def of(layer: AttentionLayer) -> HeadProducts:
+        """Only where ``packs`` says so of both matrices."""
+        w_uk, w_uv = _projections(layer)
+        return HeadProducts(w_uk, CpuLinear(w_uk.transpose(1, 2)), CpuLinear(w_uv.transpose(1, 2)))
+
+    def latent_queries(self, q: torch.Tensor) -> torch.Tensor:
+        """[n, heads, nope + rope] -> [n, heads, r + rope]."""
+        nope, rank = self.w_uk.shape[1:]
+        lifted = q.new_empty(q.shape[0], q.shape[1], rank + q.shape[2] - nope)
+        self.keys.write(q[..., :nope], lifted[..., :rank])
+        lifted[..., rank:] = q[..., nope:]
+        return lifted
 
 
 def mla_prefill(

@@ -27,6 +27,6 @@ class TorchAttentionOptions:
         validator=attrs.validators.ge(1),
     )
     rows: Literal["together", "alone"] = option(
-        "alone: each row is attended by itself, so that its bits do not depend on the rows of its step; slow, for comparisons",
+        "alone: each row is attended by itself, so that its bits do not depend on the rows of its step, as launch.row_invariant has it; slow without a C kernel",
         default="together",
     )

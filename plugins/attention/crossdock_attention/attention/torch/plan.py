@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import torch
@@ -74,7 +74,9 @@ class PlanRules:
     reads_pages: bool
     """Decode rows go to the kernel that reads pages."""
     rows_alone: bool = False
-    """Every row is a group of its own, rows of a prompt too."""
+    """Every row is attended by itself, rows of a prompt too."""
+    rows_share_calls: bool = False
+    """Many such rows may be handed over at once: everything that is done with them gives a row the bits that it has alone."""
 
 
 def make_plan(batch: ForwardBatch, rules: PlanRules) -> TorchPlan:
@@ -105,25 +107,39 @@ def make_plan(batch: ForwardBatch, rules: PlanRules) -> TorchPlan:
 
 
 def _rows_alone(batch: ForwardBatch, rules: PlanRules) -> TorchPlan:
-    """A decode group for each row. Keys of later rows of its sequence are in the cache by then and are not looked at."""
-    groups: list[DecodeGroup | PagedDecodes] = []
-    row = 0
-    for sequence, (rows, length) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
-        for seen in range(length - rows + 1, length + 1):
-            pages, index = (
-                batch.page_table[sequence : sequence + 1],
-                torch.tensor([row], device=batch.page_table.device),
+    """Each row a sequence of its own. Keys of later rows of its sequence are in the cache by then and are not looked at."""
+    seen = [
+        row
+        for rows, length in zip(batch.query_lens, batch.seq_lens, strict=True)
+        for row in range(length - rows + 1, length + 1)
+    ]
+    table = batch.page_table.repeat_interleave(
+        torch.tensor(batch.query_lens, dtype=torch.int64, device=batch.page_table.device), dim=0
+    )
+    decodes: tuple[DecodeGroup | PagedDecodes, ...] = ()
+    if rules.reads_pages and seen:
+        pages, lengths = table.to(torch.int32).contiguous(), torch.tensor(seen, dtype=torch.int64)
+        everything = PagedDecodes(rows=None, pages=pages, lengths=lengths, size=len(seen))
+        decodes = (everything,) if rules.rows_share_calls else tuple(_one_by_one(everything))
+    elif seen:
+        decodes = tuple(
+            DecodeGroup(
+                rows=torch.tensor([row], device=table.device),
+                slots=_slots(table[row : row + 1], length, rules.page_tokens).reshape(-1),
+                mask=None,
+                size=1,
+                length=length,
             )
-            if rules.reads_pages:
-                lengths = torch.tensor([seen], dtype=torch.int64)
-                groups.append(
-                    PagedDecodes(rows=index, pages=pages.to(torch.int32).contiguous(), lengths=lengths, size=1)
-                )
-            else:
-                slots = _slots(pages, seen, rules.page_tokens).reshape(-1)
-                groups.append(DecodeGroup(rows=index, slots=slots, mask=None, size=1, length=seen))
-            row += 1
-    return TorchPlan(decodes=tuple(groups), spans=(), live_rows=row, max_slot=_max_slot(batch, rules.page_tokens))
+            for row, length in enumerate(seen)
+        )
+    return TorchPlan(decodes=decodes, spans=(), live_rows=len(seen), max_slot=_max_slot(batch, rules.page_tokens))
+
+
+def _one_by_one(group: PagedDecodes) -> Iterator[PagedDecodes]:
+    for row in range(group.size):
+        one = slice(row, row + 1)
+        index = torch.tensor([row], device=group.pages.device)
+        yield PagedDecodes(rows=index, pages=group.pages[one], lengths=group.lengths[one], size=1)
 
 
 def _span(batch: ForwardBatch, sequence: int, row: int, page_tokens: int) -> PrefillSpan:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import structlog
 import torch
 from crossdock.errors import ConfigValueError
-from crossdock.ops.grouped_mlp import GroupedMlp, GroupedMlpForm, best_form
+from crossdock.ops.grouped_mlp import GroupedMlp, GroupedMlpForm, best_form, row_invariant_form
 from crossdock.ops.grouped_mlp_cpu import unsupported_reason
 from crossdock.types.dispatch import ReceiveLayout
 
-from crossdock_models.experts.torch.capabilities import TORCH_EXPERTS_CAPABILITIES
+from crossdock_models.experts.torch.capabilities import torch_experts_capabilities
 
 if TYPE_CHECKING:
     from crossdock.types.dispatch import Received
@@ -34,7 +34,7 @@ class TorchExperts:
 
     @property
     def capabilities(self) -> ExpertsCapabilities:
-        return TORCH_EXPERTS_CAPABILITIES
+        return torch_experts_capabilities(self._options.form)
 
     @property
     def form(self) -> GroupedMlpForm | None:
@@ -57,7 +57,10 @@ class TorchExperts:
     def _chosen_form(self, tensors: ExpertTensors) -> GroupedMlpForm:
         chosen = self._options.form
         if chosen == "auto":
-            form, why_not_faster = best_form(tensors.tensors, self._spec.dtype)
+            if self._spec.row_invariant:
+                form, why_not_faster = row_invariant_form(tensors.tensors)
+            else:
+                form, why_not_faster = best_form(tensors.tensors, self._spec.dtype)
             if why_not_faster and self._form is None and tensors.tensors["gate_up"].device.type == "cpu":
                 _LOG.info("experts run in torch operators", form=form, reason=why_not_faster)
             return form

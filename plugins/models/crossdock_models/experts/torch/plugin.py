@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from crossdock.hookapi import hookimpl
 from crossdock.options import read_options
 
-from crossdock_models.experts.torch.capabilities import TORCH_EXPERTS_CAPABILITIES
+from crossdock_models.experts.torch.capabilities import torch_experts_capabilities
 from crossdock_models.experts.torch.options import TorchExpertsOptions
 
 if TYPE_CHECKING:
@@ -32,5 +32,4 @@ def make_experts(options: Mapping[str, object], spec: ExpertsSpec) -> Experts | 
 @hookimpl
 def experts_capabilities(options: Mapping[str, object], env: Environment) -> ExpertsCapabilities | Refusal | None:
     """Rows by token, replicated rows and rows sorted by expert, in fp32 or bf16, weights also in fp8 blocks."""
-    read_options(TorchExpertsOptions, options, where="[experts]")
-    return TORCH_EXPERTS_CAPABILITIES
+    return torch_experts_capabilities(read_options(TorchExpertsOptions, options, where="[experts]").form)
