@@ -17,7 +17,7 @@ from crossdock.engine_seams import LogitSink, StepSync
 from crossdock.eplb.build import LiveBalancing, make_live_balancing
 from crossdock.errors import CrossdockError, RankLost, RuntimeFault
 from crossdock.groups import leader_rank
-from crossdock.host_memory import keep_freed_memory, set_aside_built_objects
+from crossdock.host_memory import bound_kernel_caches, keep_freed_memory, set_aside_built_objects
 from crossdock.kv_cache import BlockPool
 from crossdock.lost_rank import is_broken_collective, limit_collectives, named
 from crossdock.moe_build import max_rows_per_rank
@@ -58,6 +58,7 @@ def run_rank(plan: RankPlan, comms: RankComms, link: RankLink, *, store: Store |
         CrossdockError: why the rank ends; ranks that wait for this one were released with the same reason.
     """
     keep_freed_memory()
+    bound_kernel_caches()
     with build_engine(plan, comms, link, store=store) as engine:
         set_aside_built_objects()
         link.send(Ready(rank=plan.place.rank, receipt=make_receipt(plan.config, plan.selection, engine.counters)))

@@ -8,6 +8,7 @@ import attrs
 
 from crossdock.errors import ConfigValueError
 from crossdock.graph_sizes import captured_rows
+from crossdock.host_memory import KERNEL_CACHE_BYTES, TOP_PAD_BYTES
 from crossdock.kv_storage import elements_per_token
 from crossdock.moe_build import max_rows_per_rank
 from crossdock.rank_plan import RankPlan
@@ -41,6 +42,8 @@ class MemoryPlan:
     step_bytes: int
     """Activations and logits of the largest step."""
     graphs_bytes: int
+    kept_bytes: int
+    """What a CPU's heap and its library's kernels take beside all that."""
     kv_bytes: int
     kv_tokens: int
 
@@ -71,6 +74,7 @@ class MemoryPlan:
             ("moving experts", self.moving_bytes),
             ("largest step", self.step_bytes),
             ("graphs", self.graphs_bytes),
+            ("kept by heap and libraries", self.kept_bytes),
         )
 
 
@@ -90,6 +94,7 @@ def plan_memory(plan: RankPlan, available_bytes: int, machine_bytes: int) -> Mem
         moving_bytes=_moving_bytes(plan),
         step_bytes=_step_bytes(plan),
         graphs_bytes=_graphs_bytes(plan),
+        kept_bytes=0 if plan.selection.device == "cuda" else KERNEL_CACHE_BYTES + TOP_PAD_BYTES,
         kv_bytes=0,
         kv_tokens=0,
     )

@@ -30,9 +30,10 @@ def _run(folder: Path, rank: int, job: OfflineJob) -> None:
     from torch._C._distributed_c10d import FileStore
 
     from crossdock.comm import create_comms, join_process_group, take_device
-    from crossdock.host_memory import keep_freed_memory
+    from crossdock.host_memory import bound_kernel_caches, keep_freed_memory
 
     keep_freed_memory()
+    bound_kernel_caches()
     launch = job.config.launch
     plan = plan_rank(job.config, rank)
     sizes = plan.sizes

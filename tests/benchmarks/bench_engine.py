@@ -54,12 +54,13 @@ def ours(folder: Path, work: list[tuple[list[int], int]]) -> float:
     from crossdock.comm import local_comms
     from crossdock.config import CheckpointConfig, Config, SchedulerConfig
     from crossdock.engine_build import build_engine
-    from crossdock.host_memory import keep_freed_memory
+    from crossdock.host_memory import bound_kernel_caches, keep_freed_memory
     from crossdock.offline_link import OfflineLink
     from crossdock.rank_plan import plan_rank
     from crossdock.types.request import EngineRequest, SamplingParams
 
     keep_freed_memory()
+    bound_kernel_caches()
     config = Config(
         checkpoint=CheckpointConfig(path=str(folder)),
         scheduler=SchedulerConfig(max_running_requests=BATCH, max_step_tokens=512, chunk_tokens=256, kv_tokens=16384),

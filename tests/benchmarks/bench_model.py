@@ -286,11 +286,12 @@ def theirs(folder: Path, case: Case, ids: Any) -> Side:
 def ours(folder: Path, case: Case, ids: Any) -> Side:
     from crossdock.comm import local_comms
     from crossdock.groups import rank_place, resolve_sizes
-    from crossdock.host_memory import keep_freed_memory
+    from crossdock.host_memory import bound_kernel_caches, keep_freed_memory
     from crossdock.testing.model_driver import ModelDriver
     from crossdock.testing.model_parts import DriverChoice
 
     keep_freed_memory()
+    bound_kernel_caches()
     sizes = resolve_sizes(ranks=1)
     page_tokens = 16
     pages = case.batch * (-(-(case.prompt + NEW_TOKENS) // page_tokens) + 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import torch
 from crossdock.groups import resolve_sizes
-from crossdock.host_memory import keep_freed_memory
+from crossdock.host_memory import bound_kernel_caches, keep_freed_memory
 from crossdock.testing.model_driver import ModelDriver
 from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.world import RankContext, RankPool
@@ -67,6 +67,7 @@ def measure(context: RankContext, folder: str, dispatcher: str, attn_dp: int, at
     layout = Layout("", dispatcher, attn_dp, attn_tp)
     torch.set_num_threads(1)
     keep_freed_memory()
+    bound_kernel_caches()
     sizes = resolve_sizes(
         ranks=layout.ranks, attn_dp_size=layout.attn_dp, attn_tp_size=layout.attn_tp, moe_ep_size=layout.ranks
     )

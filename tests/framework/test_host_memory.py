@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import subprocess
 import sys
 
+import pytest
 import torch
-from crossdock.host_memory import advise_huge_pages, set_aside_built_objects
+from crossdock.host_memory import (
+    KERNEL_CACHE_BYTES,
+    advise_huge_pages,
+    bound_kernel_caches,
+    set_aside_built_objects,
+)
 
 CODE = """
 import resource, torch
@@ -24,6 +31,49 @@ before = faults()
 work()
 print(faults() - before)
 """
+
+KERNELS = """
+import ctypes, torch
+from crossdock.host_memory import bound_kernel_caches
+torch.set_num_threads(1)
+class Information(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena a b c mapped d e used f g".split()]
+ask = getattr(ctypes.CDLL(None), "mallinfo2", Information)
+ask.restype = Information
+def used_bytes():
+    information = ask()
+    return information.used + information.mapped
+{bound}
+matrix = torch.ones(1, 64, 256, dtype=torch.bfloat16)
+torch.bmm(matrix.transpose(1, 2), matrix)
+before = used_bytes()
+for rows in range(1, 400):
+    torch.bmm(torch.ones(1, rows, 64, dtype=torch.bfloat16), matrix)
+print(used_bytes() - before)
+"""
+
+
+def grown_bytes(bound: str) -> int:
+    code = KERNELS.format(bound=bound)
+    clean = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60, env=clean
+    )
+    return int(ran.stdout)
+
+
+def test_products_of_many_sizes_keep_no_more_kernels_than_the_plan_counts() -> None:
+    bounded = grown_bytes("bound_kernel_caches()")
+    assert bounded <= KERNEL_CACHE_BYTES
+    # The tried limit is the reason for it: oneDNN keeps them all where it has kernels for this processor.
+    assert bounded <= grown_bytes("")
+
+
+def test_what_the_user_has_set_for_the_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    bound_kernel_caches()
+    assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "128")
 
 
 def test_a_freed_block_is_used_again_without_page_faults() -> None:

@@ -82,10 +82,11 @@ def generate(
     else:
         assert ids is not None
         prompts = read_ids(ids)
-    from crossdock.host_memory import keep_freed_memory
+    from crossdock.host_memory import bound_kernel_caches, keep_freed_memory
     from crossdock.offline import new_tokens, offline_job, run_job
 
     keep_freed_memory()
+    bound_kernel_caches()
     result = run_job(offline_job(config.checkpoint.path, prompts, sampling, config))
     answers = [new_tokens(outputs) for outputs in result.ordered_outputs()]
     if receipt is not None:

@@ -40,10 +40,11 @@ def logits(
     prompts = read_ids(ids)
     check_output(out)
     check_output(receipt, "--receipt")
-    from crossdock.host_memory import keep_freed_memory
+    from crossdock.host_memory import bound_kernel_caches, keep_freed_memory
     from crossdock.offline import logits_job, run_job
 
     keep_freed_memory()
+    bound_kernel_caches()
     result = run_job(logits_job(config.checkpoint.path, prompts, config))
     write_arrays(out, result.ordered_logits())
     if receipt is not None:
