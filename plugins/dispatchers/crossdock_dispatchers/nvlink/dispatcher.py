@@ -154,7 +154,8 @@ class NvlinkDispatcher:
 
     def combine_begin(self, expert_out: torch.Tensor, received: Received) -> Pending:
         flight: _Flight = received.way_back
-        expert_out = expert_out.contiguous()
+        # Own and foreign contributions are read by one load, so they have one dtype: that of the wire home.
+        expert_out = expert_out.to(self._spec.dtype).contiguous()
         out = torch.empty(
             flight.topk_ids.shape[0], self._spec.hidden_size, dtype=self._spec.dtype, device=self._spec.device
         )
