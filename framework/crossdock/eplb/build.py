@@ -23,7 +23,7 @@ from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors, slot_bytes
 from crossdock.eplb.transfer import SliceCarrier
 from crossdock.eplb.transfer_peer import shareable_memory
-from crossdock.eplb.transport import make_carrier, voting_group, writes_to_peers
+from crossdock.eplb.transport import make_ballot, make_carrier, voting_group, writes_to_peers
 from crossdock.eplb.verbs import PlacementVerbs
 from crossdock.errors import ConfigValueError
 from crossdock.moe_build import expert_topology
@@ -118,7 +118,7 @@ def make_live_balancing(
     segments = LoadSegments(moe.maps, topology.num_gpus, plan.config.eplb.interval)
     # Once now: NCCL connects at the first use of a collective, which took a tenth of a second of a step.
     segments.totals(comms.world)
-    desk = _desk(plan)
+    desk, host_world = _desk(plan), voting_group(plan, comms)
     # Planner and transfers run beside the step thread, which must not wait long for them to hand over the interpreter.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     recorder.add_sink(segments)
@@ -131,7 +131,8 @@ def make_live_balancing(
         policy_needs_plan=_needs_plan(plan),
         carrier=carrier,
         world=comms.world,
-        host_world=voting_group(plan, comms),
+        host_world=host_world,
+        ballot=make_ballot(host_world, plan.config.launch.device),
         log=RebalanceLog(rank=plan.place.rank, counters=counters, observers=observers, gauges=gauges),
         gauges=gauges,
     )

@@ -51,6 +51,7 @@ class EplbManager:
     world: GroupComm
     """For tensors on the device."""
     host_world: GroupComm
+    ballot: Ballot
     log: RebalanceLog
     gauges: MutableMapping[str, float]
     clock: Callable[[], float] = time.monotonic
@@ -157,20 +158,22 @@ class EplbManager:
         vote, problem = job.vote(self.clock())
         if vote is Vote.BUSY and not agreed.has_rows:
             job.wait_briefly(IDLE_WAIT_S)
-        ballot = Ballot(world=self.host_world)
-        votes = ballot.cast(vote, agreed.plan.eplb_pass)
-        if Vote.FAILED in votes or Vote.LATE in votes:
-            self._give_up(job, ballot.reason(votes, problem))
-        elif all(each is Vote.DONE for each in votes):
-            if isinstance(job, CountingJob):
-                self._decide(job)
-            elif isinstance(job, PlanningJob):
-                self._take_plan(job)
-            elif not job.is_open:
-                job.open_layer()
-            else:
-                job.start_switch()
-                self._switch_group(job)
+        votes = self.ballot.cast(vote, agreed.plan.eplb_pass) or (Vote.BUSY,)
+        has_failed = Vote.FAILED in votes or Vote.LATE in votes
+        if Vote.BUSY in votes and not has_failed:
+            return
+        self.ballot.decided()
+        if has_failed:
+            self._give_up(job, self.ballot.reason(votes, problem))
+        elif isinstance(job, CountingJob):
+            self._decide(job)
+        elif isinstance(job, PlanningJob):
+            self._take_plan(job)
+        elif not job.is_open:
+            job.open_layer()
+        else:
+            job.start_switch()
+            self._switch_group(job)
 
     def _give_up(self, job: CountingJob | PlanningJob | MovingJob, why: str) -> None:
         """All ranks together: the layer under way keeps its placement, and a later decision tries again."""

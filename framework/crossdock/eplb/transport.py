@@ -9,6 +9,8 @@ import torch
 from crossdock.comm import RankComms
 from crossdock.comm_nccl import NcclComm
 from crossdock.comm_shared import PairMemory, SharedComm, group_bytes
+from crossdock.eplb.ballot import Ballot, GatheredBallot
+from crossdock.eplb.ballot_shared import SharedBallot, board_bytes
 from crossdock.eplb.spare_slots import SpareSlots
 from crossdock.eplb.transfer import LocalCarrier, SliceCarrier
 from crossdock.eplb.transfer_files import FileCarrier
@@ -71,3 +73,11 @@ def voting_group(plan: RankPlan, comms: RankComms) -> GroupComm:
     if memory is None:
         return world
     return SharedComm(ranks=world.ranks, rank=world.rank, memory=PairMemory.over(memory, world.size))
+
+
+def make_ballot(world: GroupComm, device_type: str) -> Ballot:
+    """How the ranks of ``world`` vote: beside GPUs of one machine in shared memory, without a wait. Collective."""
+    memory = None
+    if device_type != "cpu" and world.size > 1:
+        memory = share_memory(world, board_bytes(world.size), machine_name())
+    return GatheredBallot(world=world) if memory is None else SharedBallot(world=world, memory=memory)

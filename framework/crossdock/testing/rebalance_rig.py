@@ -20,6 +20,7 @@ from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors
 from crossdock.eplb.transfer import LocalCarrier, SliceCarrier, SliceTransfer, Ticket, TransferTicket
 from crossdock.eplb.transfer_gloo import GlooCarrier
+from crossdock.eplb.transport import make_ballot
 from crossdock.groups import resolve_sizes
 from crossdock.location import placement_maps
 from crossdock.placement import trivial_placement
@@ -49,6 +50,8 @@ class RigOptions:
     policy_options: dict[str, object] = attrs.field(factory=dict[str, object])
     policy_needs_plan: bool = False
     canary: bool = False
+    shared_votes: bool = False
+    """Votes as beside GPUs: in shared memory, read one step later."""
 
 
 class ShufflePlanner:
@@ -238,6 +241,7 @@ class RebalanceRig:
             carrier=self.carrier,
             world=comms.world,
             host_world=comms.host.world,
+            ballot=make_ballot(comms.host.world, "cuda" if options.shared_votes else "cpu"),
             log=RebalanceLog(rank=context.rank, counters=self.counters, observers=(), gauges=self.gauges),
             gauges=self.gauges,
         )

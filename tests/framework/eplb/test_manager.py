@@ -42,12 +42,12 @@ def rebalance_often(context: RankContext, options: RigOptions, times: int) -> li
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("max_step_bytes", [40, 100_000])
+@pytest.mark.parametrize(("max_step_bytes", "shared_votes"), [(40, False), (100_000, False), (100_000, True)])
 def test_experts_arrive_whole_and_all_ranks_hold_the_same_maps(
-    ranks: int, max_step_bytes: int, rank_pool: Pool
+    ranks: int, max_step_bytes: int, shared_votes: bool, rank_pool: Pool
 ) -> None:
     times = 2 if max_step_bytes == 40 else 4
-    options = RigOptions(max_step_bytes=max_step_bytes, canary=True)
+    options = RigOptions(max_step_bytes=max_step_bytes, canary=True, shared_votes=shared_votes)
     results = rank_pool(ranks).run(rebalance_often, options, times)
     assert all(result == results[0] for result in results)
     assert results[0][-1] == tuple(shuffled_placement(times).physical_to_logical.flatten().tolist())
@@ -70,7 +70,9 @@ def test_a_switch_refreshes_the_slots_that_changed_and_tells_the_picker(rank_poo
         assert moved == int(changed.sum())
 
 
-def fail_once(context: RankContext, culprit: int, hangs: bool) -> tuple[list[str], str, int, float]:
+def fail_once(
+    context: RankContext, culprit: int, hangs: bool, shared_votes: bool = False
+) -> tuple[list[str], str, int, float]:
     """The second slice of one rank fails or never ends; then everything works."""
 
     def sabotage(carrier):  # type: ignore[no-untyped-def]
@@ -79,7 +81,8 @@ def fail_once(context: RankContext, culprit: int, hangs: bool) -> tuple[list[str
         numbers = frozenset({1})
         return SabotagedCarrier(carrier, hangs=numbers) if hangs else SabotagedCarrier(carrier, fails=numbers)
 
-    rig = RebalanceRig(context, RigOptions(max_step_bytes=100, late_s=1.5 if hangs else 10.0), sabotage=sabotage)
+    options = RigOptions(max_step_bytes=100, late_s=1.5 if hangs else 10.0, shared_votes=shared_votes)
+    rig = RebalanceRig(context, options, sabotage=sabotage)
     while len(rig.counters.rebalances) < 2:
         rig.step()
         rig.check_content()
@@ -93,10 +96,13 @@ def fail_once(context: RankContext, culprit: int, hangs: bool) -> tuple[list[str
     )
 
 
+@pytest.mark.parametrize("shared_votes", [False, True])
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_failed_transfer_rolls_back_on_all_ranks_and_a_later_attempt_works(culprit: int, rank_pool: Pool) -> None:
+def test_a_failed_transfer_rolls_back_on_all_ranks_and_a_later_attempt_works(
+    culprit: int, shared_votes: bool, rank_pool: Pool
+) -> None:
     """Pitfalls miles#2605, tokenspeed#1373: success was reported by one side alone."""
-    for outcomes, reason, renewals, counted in rank_pool(2).run(fail_once, culprit, False):
+    for outcomes, reason, renewals, counted in rank_pool(2).run(fail_once, culprit, False, shared_votes):
         assert outcomes == ["rolled_back", "applied"]
         assert f"rank {culprit}: experts of MoE layer row 0: ConnectionError: the cable was pulled" in reason
         assert renewals == 1
