@@ -9,7 +9,7 @@ from aiohttp import web
 
 from crossdock.errors import CrossdockError, RequestError, RuntimeFault
 from crossdock.serving.frontend import FRONTEND
-from crossdock.serving.request_body import read_body
+from crossdock.serving.request_body import read_body, read_exact_body
 
 HEALTH_CHECK_HEADER = "X-Health-Check"
 """A client that sends it with value 1 is a probe: its tokens stay out of load statistics and metrics."""
@@ -19,11 +19,19 @@ Body = TypeVar("Body")
 
 async def typed_body(request: web.Request, cls: type[Body]) -> Body:
     """The JSON body as ``cls``; raises ``RequestError`` with field and rule."""
+    return read_body(await _read(request), cls, request.app[FRONTEND].unknown_keys)
+
+
+async def exact_body(request: web.Request, cls: type[Body]) -> Body:
+    """The same, and a key that ``cls`` does not have is an error too."""
+    return read_exact_body(await _read(request), cls)
+
+
+async def _read(request: web.Request) -> bytes:
     try:
-        raw = await request.read()
+        return await request.read()
     except web.RequestPayloadError as error:  # a Content-Encoding that the bytes do not have, for instance
         raise RequestError(f"the body cannot be read: {' '.join(str(error).split())}") from error
-    return read_body(raw, cls, request.app[FRONTEND].unknown_keys)
 
 
 def json_response(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -14,7 +14,7 @@ from crossdock.move_plan import move_plan
 from crossdock.placement import balancedness, check_fits, plan
 from crossdock.placement_io.placement_files import read_placement
 from crossdock.serving.frontend import FRONTEND, Frontend
-from crossdock.serving.http_io import json_response, typed_body
+from crossdock.serving.http_io import exact_body, json_response
 from crossdock.serving.protocol.placement import (
     ApplyPlacementBody,
     ApplyPlacementResponse,
@@ -41,7 +41,7 @@ async def get_placement_history(request: web.Request) -> web.Response:
 async def post_placement_plan(request: web.Request) -> web.Response:
     """Plans for the counts since the last decision, or judges a given plan; applies it when ``dry_run`` is false."""
     frontend = request.app[FRONTEND]
-    body = await typed_body(request, PlanPlacementBody)
+    body = await exact_body(request, PlanPlacementBody)
     if body.plan is not None and body.algo is not None:
         raise RequestError("algo and plan exclude each other: give a planner or a placement", field="algo")
     state, counted = await _ask(frontend, "placement"), await _ask(frontend, "placement_load")
@@ -55,7 +55,7 @@ async def post_placement_plan(request: web.Request) -> web.Response:
 async def post_placement_apply(request: web.Request) -> web.Response:
     """Starts to move to a plan: 202, or 409 while a rebalance is under way. ``/placement/history`` tells how it ended."""
     frontend = request.app[FRONTEND]
-    body = await typed_body(request, ApplyPlacementBody)
+    body = await exact_body(request, ApplyPlacementBody)
     placement = _given(body.plan, await _ask(frontend, "placement"))
     slots: list[list[int]] = placement.physical_to_logical.tolist()
     reply = await _apply(frontend, slots, body.reason or "POST /placement/apply")

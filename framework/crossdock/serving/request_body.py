@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 import msgspec
 import structlog
 
 from crossdock.errors import RequestError
+from crossdock.options import nearest
 from crossdock.serving.protocol.unsupported import refuse_unsupported
 
 Body = TypeVar("Body")
@@ -45,19 +46,41 @@ def read_body(raw: bytes, cls: type[Body], unknown_keys: UnknownKeys) -> Body:
         RequestError: no JSON, no object, a wrong type, a value out of range, or a field of other servers that is not
             supported; ``field`` is the key's path.
     """
+    decoded = _decoded(raw)
+    body = _converted(decoded, cls)
+    _refuse_unsupported(decoded, cls)
+    unknown_keys.note(decoded, cls)
+    return body
+
+
+def read_exact_body(raw: bytes, cls: type[Body]) -> Body:
+    """As ``read_body``, for verbs that change the server: a key that nobody knows is refused, because it may be a misspelt one."""
+    decoded = _decoded(raw)
+    known = [field.name for field in attrs.fields(cast("type[attrs.AttrsInstance]", cls))]
+    for key in decoded:
+        if key not in known:
+            raise RequestError(
+                f"{key[:100]}: there is no such field{nearest(key, known)}; fields are {', '.join(known)}",
+                field=key[:100],
+            )
+    return _converted(decoded, cls)
+
+
+def _decoded(raw: bytes) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(raw) if raw.strip() else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(decoded, dict):
         raise RequestError(f"the body must be a JSON object, found {_kind(decoded)}")
+    return decoded
+
+
+def _converted(decoded: dict[str, Any], cls: type[Body]) -> Body:
     try:
-        body = msgspec.convert(decoded, cls)
+        return msgspec.convert(decoded, cls)
     except msgspec.ValidationError as error:
         raise _request_error(str(error)) from error
-    _refuse_unsupported(decoded, cls)
-    unknown_keys.note(decoded, cls)
-    return body
 
 
 def _refuse_unsupported(decoded: Mapping[str, Any], cls: type[Any]) -> None:

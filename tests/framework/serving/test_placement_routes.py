@@ -132,6 +132,25 @@ def test_what_cannot_be_used_gets_400_and_the_field(run_server: RunServer) -> No
     run_server(scenario)
 
 
+def test_a_misspelt_field_is_refused_with_the_right_one_and_moves_nothing(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        ranks = server.engine.verb = FakeRanks()
+        for path, body, field, meant in (
+            ("/placement/plan", {"algo": "global", "dryrun": False}, "dryrun", "dry_run"),
+            ("/placement/plan", {"alg": "global"}, "alg", "algo"),
+            ("/placement/apply", {"plan": SLOTS, "reson": "x"}, "reson", "reason"),
+        ):
+            status, answer = await server.post(path, body)
+            assert status == 400
+            assert answer["error"]["param"] == field
+            assert (
+                f"{field}: there is no such field (did you mean '{meant}'?); fields are" in answer["error"]["message"]
+            )
+        assert ranks.applied == []
+
+    run_server(scenario)
+
+
 def test_numbers_of_ranks_are_metrics(run_server: RunServer) -> None:
     async def scenario(server: Any) -> None:
         from crossdock.types.link import Outputs
