@@ -45,6 +45,8 @@ class CountRing:
 
     def flush_layer(self, layer: int) -> None:
         """Moves a layer's physical counts of all passes into the logical ones."""
+        if not self.fill:
+            return
         if self._logical is None:
             steps, num_layers = self._physical.shape[:2]
             num_logical = self._maps.replica_counts.shape[1]
