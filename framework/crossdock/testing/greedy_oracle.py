@@ -12,7 +12,10 @@ import torch
 HEAD_MARGIN = 1e-3
 """Best two logits; closer ones may swap when sums are taken in another order, fp32."""
 ROUTING_MARGIN = 1e-5
-"""Last chosen and first left-out score of a router; closer ones may swap likewise."""
+"""Last chosen and first left-out expert of a router, as sigmoid scores; closer ones may swap likewise."""
+SOFTMAX_STEEPEST = 0.25
+"""Of a probability over its logit. Softmax routers are compared by logits, a choice among which hangs on nothing else: where one expert takes
+nearly everything, the others' probabilities lie close together however far apart they are."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -69,7 +72,7 @@ class GreedyOracle:
         """[n]: how far the last chosen expert, and the last chosen group, are ahead of the next."""
         top_k = self._config.num_experts_per_tok
         if self._config.model_type != "deepseek_v3":
-            return _margin(logits.softmax(-1), top_k)
+            return SOFTMAX_STEEPEST * _margin(logits, top_k)
         scores = logits.sigmoid() + gate.e_score_correction_bias.float()
         groups = scores.view(len(scores), self._config.n_group, -1)
         strength = groups.topk(2, dim=-1).values.sum(-1)
