@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
+import attrs
+import pytest
 import torch
+from crossdock.comm import local_comms
+from crossdock.eplb import transfer_peer
+from crossdock.eplb.spare_slots import SlotBytes, SpareSlots, slot_bytes
 from crossdock.eplb.transfer import Arriving, LocalCarrier, Outgoing, SliceTransfer, Ticket, TransferTicket
+from crossdock.eplb.transfer_device import DeviceTicket
 from crossdock.eplb.transfer_gloo import GlooCarrier
+from crossdock.testing.rebalance_rig import layer_tensors
 from crossdock.testing.world import RankContext, RankPool
 
 Pool = Callable[[int], RankPool]
@@ -113,3 +121,42 @@ def test_a_group_of_one_copies_at_once_and_tells_errors_in_the_ticket() -> None:
     ticket = LocalCarrier().submit(SliceTransfer(copies=[broken]))
     assert ticket.is_done
     assert str(ticket.error) == "full"
+
+
+@attrs.define
+class ImmediateSide:
+    """In place of a stream: what is enqueued happens at once, and ``release`` is passed when the test says so."""
+
+    is_released: bool = True
+
+    def enqueued(self, work: Callable[[], None]) -> DeviceTicket:
+        work()
+        return DeviceTicket()
+
+    def release(self) -> None:
+        self.is_released = False
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+
+def test_a_rank_writes_what_it_sends_into_the_spare_slots_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_peer, "SideStream", ImmediateSide)
+    live = dict(layer_tensors(0, [3, 4]).tensors)
+    spares = [SpareSlots([live]) for _ in range(3)]
+    memory = transfer_peer.PeerMemory([spares[0].peer(spare.memory) for spare in spares], None)
+    carrier = transfer_peer.PeerCarrier(memory, local_comms().world)
+    own, end = SlotBytes(live), slot_bytes(live)
+    for rank, cut in ((1, 50), (2, 7)):
+        for begin, stop in ((0, cut), (cut, end)):
+            parts = partial(own.parts, rank - 1, begin, stop)
+            send = Outgoing(rank=rank, tag=0, parts=parts, slot=1, begin=begin)
+            ticket = carrier.submit(SliceTransfer(sends=[send]))
+            assert ticket.is_done
+            assert ticket.error is None
+    for rank in (1, 2):
+        for name, tensor in live.items():
+            assert torch.equal(spares[rank].read(name, 1).view(torch.uint8), tensor[rank - 1].view(torch.uint8))
+    assert carrier.has_room
+    carrier.release()
+    assert not carrier.has_room

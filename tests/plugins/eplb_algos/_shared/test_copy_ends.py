@@ -137,3 +137,20 @@ def test_the_kernels_round_match_and_pick_as_torch_does(rows: int, slots: list[i
         assert torch.equal(copy_picks_compiled(own_ids, own, table), picks)
         held = torch.tensor(slots, device=DEVICE)[picks.clamp(min=0)]
         assert torch.equal(torch.where(picks >= 0, held, -1), own_ids)
+
+
+@needs_triton
+@pytest.mark.parametrize(("gpus", "nodes"), [(144, 18), (72, 9), (12, 3), (12, 12), (6, 1)])
+def test_the_own_part_is_that_of_torch_on_any_number_of_nodes(gpus: int, nodes: int) -> None:
+    generator = torch.Generator().manual_seed(gpus)
+    num_experts = 2 * gpus - gpus // 4
+    rest = torch.randint(0, num_experts, (2 * gpus - num_experts,), generator=generator).tolist()
+    replicas = Placement.from_physical([[*range(num_experts), *rest]], num_experts).logical_to_physical[0]
+    topology = Topology(num_gpus=gpus, num_nodes=nodes, num_physical_experts=2 * gpus)
+    table = copy_table(replicas, topology).to(DEVICE)
+    counts = torch.randint(0, 30, (gpus, num_experts), generator=generator).to(DEVICE)
+    totals = tokens_of_rows(table, counts.sum(0))
+    ends = whole_ends_torch(drawn_shares(table, totals, gpus), totals)
+    for rank in (0, gpus // 2, gpus - 1):
+        expected = own_ends_torch(ends, tokens_of_rows(table, counts), rank, nodes)
+        assert torch.equal(own_ends_compiled(ends, counts, table, rank, nodes), expected)
