@@ -111,26 +111,26 @@ class ProcessDesk:
                     answer.reply = None if reply.error else reply
                 seconds = 0.0
         except (EOFError, OSError):
-            code = self._process.poll()
+            code = self.process.poll()
             for answer in self._open.values():
                 answer.error = RuntimeFault(f"the process that plans has ended (code {code}); see the log of this rank")
             self._open.clear()
 
     def abandon(self) -> None:
         """A new process, where the old one is at something."""
-        if self._open or self._process.poll() is not None:
+        if self._open or self.process.poll() is not None:
             self._open.clear()
             self.close()
             self._start()
 
     def close(self) -> None:
         self._connection.close()
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(_END_S)
+            self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -138,7 +138,7 @@ class ProcessDesk:
             words = [sys.executable, "-m", "crossdock.eplb.desk_process", str(theirs.fileno())]
             # Planners are made for one thread, and the cores are the ranks'.
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 words, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
             )
         self._connection = Connection(ours.detach())

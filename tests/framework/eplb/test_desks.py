@@ -86,8 +86,8 @@ def test_what_went_wrong_is_told_and_the_next_order_is_answered(desk: PlanningDe
 def test_a_process_that_is_gone_is_told_and_replaced() -> None:
     desk = ProcessDesk("global", {})
     try:
-        desk._process.kill()
-        desk._process.wait()
+        desk.process.kill()
+        desk.process.wait()
         lost = desk.plan(order())
         done(lost)
         assert "the process that plans has ended (code -9)" in str(lost.error)
@@ -95,14 +95,14 @@ def test_a_process_that_is_gone_is_told_and_replaced() -> None:
         again = desk.plan(order())
         done(again)
         assert again.error is None
-        abandoned = desk._process
+        abandoned = desk.process
         desk.plan(order())
         desk.abandon()
         assert abandoned.returncode is not None
         assert np.array_equal(again.result.slots.array(), order().run(make_eplb_algo("global", {})).slots.array())
     finally:
         desk.close()
-    assert desk._process.returncode is not None
+    assert desk.process.returncode is not None
 
 
 def test_planning_needs_no_torch() -> None:
