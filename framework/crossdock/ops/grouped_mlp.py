@@ -13,7 +13,7 @@ from crossdock.ops.grouped_mlp_torch import grouped_mlp_rows, grouped_mlp_sorted
 
 GroupedMlpForm = Literal["native", "native_rows", "sorted", "loop", "loop_rows"]
 """``native``: one call of the C kernel; ``sorted``: rows by expert and torch's grouped product; ``loop``: the readable truth. In the two
-``_rows`` forms a row's bits do not depend on the rows beside it: ``native_rows`` is the C kernel by dots, ``loop_rows`` the loop for each row."""
+``_rows`` forms a row's bits do not depend on the rows beside it: ``native_rows`` is the C kernel with one order of sums, ``loop_rows`` the loop for each row."""
 
 
 class GroupedMlp:
@@ -60,7 +60,7 @@ class GroupedMlp:
 def row_invariant_form(tensors: Mapping[str, torch.Tensor]) -> tuple[GroupedMlpForm, str]:
     """The faster of the forms that keep a row's bits its own, and why the C kernel was not taken (empty when it was).
 
-    Measured on one core (512 x 256, top-4 of 32, float32): as fast as ``native`` up to 64 rows, 1.25 times its time at 1024.
+    Measured on one core (512 x 256, top-4 of 32, float32): as fast as ``native`` up to 64 rows, 1.1 to 1.25 times its time above.
     """
     reason = unsupported_reason(tensors)
     return ("loop_rows" if reason else "native_rows"), reason

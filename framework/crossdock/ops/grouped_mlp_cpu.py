@@ -57,7 +57,7 @@ class GroupedMlpKernel:
     """The kernel bound to one layer's tensors, by address: they may be overwritten in place, never moved."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], *, row_invariant: bool = False) -> None:
-        """With ``row_invariant`` a row's bits do not depend on the rows beside it: every row by dots, and always as many shares."""
+        """With ``row_invariant`` a row's bits do not depend on the rows beside it: sums in one order, and always as many shares."""
         reason = unsupported_reason(tensors)
         library = native_code().library
         if reason or library is None:

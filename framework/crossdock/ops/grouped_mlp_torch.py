@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from crossdock.ops.fp8_block import dequantise_blocks
+from crossdock.ops.host_lists import int_rows
 from crossdock.ops.permute import sort_by_expert, weighted_sum
 
 
@@ -29,9 +30,15 @@ def grouped_mlp_rows(
     rows: torch.Tensor, local_ids: torch.Tensor, weights: torch.Tensor, tensors: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
     """The same for each row by itself: slow, and every product has one height."""
-    each = [slice(row, row + 1) for row in range(rows.shape[0])]
-    parts = [grouped_mlp_torch(rows[one], local_ids[one], weights[one], tensors) for one in each]
-    return torch.cat(parts) if parts else torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
+    total = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
+    for row, experts in enumerate(int_rows(local_ids)):
+        chosen = sorted((expert, column) for column, expert in enumerate(experts) if expert >= 0)
+        for expert, column in chosen:
+            gate_up, down = expert_matrices(tensors, expert, rows.dtype)
+            # A copy lies where vectors begin, wherever the row lay.
+            gate, up = F.linear(rows[row : row + 1].clone(), gate_up).chunk(2, dim=-1)
+            total[row] += F.linear(F.silu(gate) * up, down)[0].to(torch.float32) * weights[row, column]
+    return total
 
 
 def expert_matrices(

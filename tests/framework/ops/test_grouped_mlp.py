@@ -95,6 +95,30 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_of_few(kind: str) -> None:
         assert torch.equal(alone[0], together[row])
 
 
+@pytest.mark.parametrize("form", [pytest.param("native_rows", marks=needs_compiler), "loop_rows"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "fp8"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_has_the_same_bits_alone_and_among_any_number_of_others(
+    kind: str, form: GroupedMlpForm, threads: int
+) -> None:
+    """Few rows an expert, and more than a kernel takes at once; sizes of which one is no multiple of a block of outputs."""
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    arguments = sample(700 if form == "native_rows" else 40, dtype)
+    tensors, before = make_tensors(kind), torch.get_num_threads()
+    experts = GroupedMlp(tensors, form)
+    try:
+        torch.set_num_threads(threads)
+        together = experts.run(*arguments)
+        for first, last in [(0, 1), (39, 40), (5, 12), (3, 30), (1, 400)]:
+            part = experts.run(*(each[first:last] for each in arguments))
+            assert torch.equal(part, together[first:last]), (first, last)
+    finally:
+        torch.set_num_threads(before)
+    # A loop of one row and one of many round each product once more in bf16.
+    tolerance = TOLERANCE[dtype] if kind != "fp8" else 1e-5
+    assert_same(together, GroupedMlp(tensors, "loop").run(*arguments), tolerance)
+
+
 @needs_compiler
 def test_shares_of_several_threads_add_up() -> None:
     arguments = sample(40, torch.float32)

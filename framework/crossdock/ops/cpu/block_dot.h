@@ -80,8 +80,8 @@ ALWAYS_INLINE void turn_rows(const uint32_t *from, size_t count, uint32_t *to, s
 /* Words of a row of k weights. */
 ALWAYS_INLINE size_t words_of(enum weight_kind kind, size_t k) { return kind == KIND_BF16 ? k * sizeof(bf16_row_t) / 4 : k; }
 
-/* LANES rows of w from `row` on, into vector `vector` of every step of the block. `wide` [LANES * k] is scratch for weights that are no words. */
-ALWAYS_INLINE void turn_weights(enum weight_kind kind, const struct weights *weights, size_t row, size_t k, size_t vector, uint32_t *block, float *wide) {
+/* LANES rows of w from `row` on, as words. `wide` [LANES * k] is scratch for weights that are no words. */
+ALWAYS_INLINE const uint32_t *weight_words(enum weight_kind kind, const struct weights *weights, size_t row, size_t k, float *wide) {
     const uint32_t *from = (const uint32_t *)wide;
     if (kind == KIND_FP8_BLOCK) {
         for (size_t r = 0; r < LANES; r += STREAMS) dequantise_rows(weights, row + r, 1, k, wide + r * k);
@@ -91,7 +91,7 @@ ALWAYS_INLINE void turn_weights(enum weight_kind kind, const struct weights *wei
     } else {
         from = (const uint32_t *)weights->data + row * words_of(kind, k);
     }
-    turn_rows(from, words_of(kind, k), block + vector * LANES, BLOCK_OUTPUTS);
+    return from;
 }
 
 /* sums[m] = x[m] times the block, for `rows` rows (a constant after inlining), fetching a line of either run of `ahead` each step.

@@ -1,12 +1,14 @@
 /* All local experts of a layer on rows by token: group, gate and up, SwiGLU, down, weighted sum, in one call. */
 #include <stdlib.h>
 
-#include "block_dot.h"
+#include "lane_dot.h"
 
 /* Rows handled at once: their copies stay in the L2 cache while the expert's weights stream past. */
 #define CHUNK_ROWS 256
 /* The most rows that are computed by dots. */
 #define DOT_ROWS (BLOCK_WORTH_IT_BF16 - 1)
+/* Rows of scratch: a tile takes LANES of them where its steps lie lane by lane. */
+#define SCRATCH_ROWS ((CHUNK_ROWS + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS * LANES)
 /* Elements between rows in scratch. Not a multiple of a page: the rows of a tile would share one set of the L1 cache. */
 #define ROW_PAD 32
 
@@ -21,12 +23,12 @@ struct grouped_mlp {
     int64_t num_rows, row_stride, ids_stride, weights_stride, top_k;
     int64_t hidden, intermediate, first_expert, end_expert;
     int32_t kind, rows_are_bf16;
-    int32_t row_invariant; /* by dots whatever the number of rows: a row's bits do not depend on the rows beside it */
+    int32_t row_invariant; /* sums in one order whatever the number of rows: a row's bits do not depend on the rows beside it */
 };
 
 struct scratch {
-    void *hidden;      /* [CHUNK_ROWS, hidden + ROW_PAD] float32 or bf16_row_t, the rows of an expert */
-    void *inner;       /* [CHUNK_ROWS, intermediate + ROW_PAD] the same, after SwiGLU */
+    void *hidden;      /* [SCRATCH_ROWS, hidden + ROW_PAD] float32 or bf16_row_t, the rows of an expert */
+    void *inner;       /* [SCRATCH_ROWS, intermediate + ROW_PAD] the same, after SwiGLU */
     float *both, *out; /* [DOT_ROWS, 2 * intermediate + ROW_PAD] and [DOT_ROWS, hidden], for dots */
     uint32_t *block;   /* [longest, BLOCK_OUTPUTS] */
     float *wide;       /* [LANES, longest] */
@@ -108,13 +110,33 @@ ALWAYS_INLINE void expert_dots(enum weight_kind kind, const struct grouped_mlp *
 ALWAYS_INLINE size_t tile_rows(size_t left, size_t tiles) { return (left + tiles - 1) / tiles; }
 
 /* Where a tile begins: behind each of them is room for the last whole vector that is written. */
-ALWAYS_INLINE size_t tile_at(size_t row, size_t tile, size_t words) { return row * words + tile * LANES; }
+ALWAYS_INLINE size_t tile_at(int by_lanes, size_t row, size_t tile, size_t words) {
+    return by_lanes ? tile * LANES * words : row * words + tile * LANES;
+}
+
+/* LANES rows of words into a vector of every step, as the products of this order read them. */
+ALWAYS_INLINE void turn_words(int by_lanes, const uint32_t *from, size_t count, uint32_t *to, size_t stride) {
+    if (by_lanes) turn_lanes(from, count, to, stride);
+    else turn_rows(from, count, to, stride);
+}
+
+/* LANES rows of weights from `row` on, into vector `vector` of every step of the block. */
+ALWAYS_INLINE void turn_weights(int by_lanes, enum weight_kind kind, const struct weights *weights, size_t row, size_t k, size_t vector,
+                                const struct scratch *s) {
+    turn_words(by_lanes, weight_words(kind, weights, row, k, s->wide), words_of(kind, k), s->block + vector * LANES, BLOCK_OUTPUTS);
+}
+
+ALWAYS_INLINE void tile_dots(int by_lanes, int rows, int is_pairs, const uint32_t *x, const uint32_t *block, size_t words,
+                             const struct ahead *ahead, size_t ahead_step, float sums[][BLOCK_OUTPUTS]) {
+    if (by_lanes) lane_dots(rows, is_pairs, x, block, words, ahead, ahead_step, sums);
+    else block_dots(rows, is_pairs, x, block, words, ahead, ahead_step, sums);
+}
 
 /* Up to CHUNK_ROWS rows of an expert, by blocks of turned weights; `next` is what is read after this expert. */
 ALWAYS_INLINE void expert_blocks(enum weight_kind kind, const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m,
                                  const void *next, const struct scratch *s) {
     size_t h = a->hidden, i = a->intermediate, item = item_bytes(kind);
-    int is_pairs = kind == KIND_BF16 && sizeof(bf16_row_t) == 2;
+    int is_pairs = kind == KIND_BF16 && sizeof(bf16_row_t) == 2, by_lanes = a->row_invariant;
     size_t tiles = (m + BLOCK_TILE_ROWS - 1) / BLOCK_TILE_ROWS, step = item * LANES;
     size_t hidden_words = words_of(kind, h), inner_words = words_of(kind, i);
     float sums[BLOCK_TILE_ROWS][BLOCK_OUTPUTS];
@@ -126,19 +148,21 @@ ALWAYS_INLINE void expert_blocks(enum weight_kind kind, const struct grouped_mlp
     for (size_t t = 0, row = 0, rows; t < tiles; t++, row += rows) {
         rows = tile_rows(m - row, tiles - t);
         for (size_t r = 0; r < rows; r++) copy_row(a, pairs[row + r] / a->top_k, kind, (uint32_t *)s->wide + r * hidden_words);
-        turn_rows((const uint32_t *)s->wide, hidden_words, (uint32_t *)s->hidden + tile_at(row, t, hidden_words), rows);
+        turn_words(by_lanes, (const uint32_t *)s->wide, hidden_words, (uint32_t *)s->hidden + tile_at(by_lanes, row, t, hidden_words),
+                   by_lanes ? LANES : rows);
     }
     /* 2. LANES gates and as many ups at a time, and SwiGLU. */
     for (size_t c = 0; c < i; c += LANES) {
         size_t after = (c + LANES) * h * item;
         struct ahead ahead = {{gates + after, ups + after}};
         if (c + LANES == i) ahead = (struct ahead){{down.data, (const char *)down.data + LANES * i * item}};
-        turn_weights(kind, &gate_up, c, h, 0, s->block, s->wide);
-        turn_weights(kind, &gate_up, i + c, h, 1, s->block, s->wide);
+        turn_weights(by_lanes, kind, &gate_up, c, h, 0, s);
+        turn_weights(by_lanes, kind, &gate_up, i + c, h, 1, s);
         for (size_t t = 0, row = 0, rows; t < tiles; t++, row += rows) {
             rows = tile_rows(m - row, tiles - t);
-            block_dots(rows, is_pairs, (const uint32_t *)s->hidden + tile_at(row, t, hidden_words), s->block, hidden_words, &ahead, t ? 0 : step, sums);
-            uint32_t *to = (uint32_t *)s->inner + tile_at(row, t, inner_words) + words_of(kind, c) * rows;
+            tile_dots(by_lanes, rows, is_pairs, (const uint32_t *)s->hidden + tile_at(by_lanes, row, t, hidden_words), s->block, hidden_words,
+                      &ahead, t ? 0 : step, sums);
+            uint32_t *to = (uint32_t *)s->inner + tile_at(by_lanes, row, t, inner_words);
             words inner[LANES], turned[LANES];
             for (size_t r = 0; r < rows; r++) {
                 floats value = swiglu(load_f32(sums[r]), load_f32(sums[r] + LANES));
@@ -146,7 +170,8 @@ ALWAYS_INLINE void expert_blocks(enum weight_kind kind, const struct grouped_mlp
                 else inner[r] = (words)value;
             }
             turn(inner, turned);
-            for (size_t w = 0; w < words_of(kind, LANES); w++) *(words_at *)(to + w * rows) = turned[w];
+            for (size_t w = 0, first = words_of(kind, c); w < words_of(kind, LANES); w++)
+                *(words_at *)(to + (by_lanes ? lane_place(first + w, inner_words) * LANES : (first + w) * rows)) = turned[w];
         }
     }
     /* 3. Down, and the weighted sum into each row. */
@@ -154,11 +179,12 @@ ALWAYS_INLINE void expert_blocks(enum weight_kind kind, const struct grouped_mlp
         const char *after = (const char *)down.data + (c + BLOCK_OUTPUTS) * i * item;
         struct ahead ahead = {{after, after + LANES * i * item}};
         if (c + BLOCK_OUTPUTS == h) ahead = (struct ahead){{next, (const char *)next + i * h * item}};
-        for (size_t v = 0; v < BLOCK_VECTORS; v++) turn_weights(kind, &down, c + v * LANES, i, v, s->block, s->wide);
+        for (size_t v = 0; v < BLOCK_VECTORS; v++) turn_weights(by_lanes, kind, &down, c + v * LANES, i, v, s);
         for (size_t t = 0, row = 0, rows; t < tiles; t++, row += rows) {
             rows = tile_rows(m - row, tiles - t);
             for (size_t r = 0; r < rows; r++) fetch_to_write(out_row(a, pairs[row + r]) + c, BLOCK_OUTPUTS);
-            block_dots(rows, is_pairs, (const uint32_t *)s->inner + tile_at(row, t, inner_words), s->block, inner_words, &ahead, t ? 0 : step, sums);
+            tile_dots(by_lanes, rows, is_pairs, (const uint32_t *)s->inner + tile_at(by_lanes, row, t, inner_words), s->block, inner_words,
+                      &ahead, t ? 0 : step, sums);
             for (size_t r = 0; r < rows; r++) add_weighted(sums[r], weight_of(a, pairs[row + r]), out_row(a, pairs[row + r]) + c, BLOCK_OUTPUTS);
         }
     }
@@ -166,10 +192,10 @@ ALWAYS_INLINE void expert_blocks(enum weight_kind kind, const struct grouped_mlp
 
 /* `next`: the weights of the expert after this one. */
 static void expert_rows(const struct grouped_mlp *a, size_t expert, const int32_t *pairs, size_t m, const void *next, const struct scratch *s) {
-    size_t most = a->row_invariant ? DOT_ROWS : CHUNK_ROWS, chunks = (m + most - 1) / most;
+    size_t chunks = (m + CHUNK_ROWS - 1) / CHUNK_ROWS;
     for (size_t chunk = 0, rows; chunk < chunks; chunk++, pairs += rows, m -= rows) {
         rows = (m + chunks - chunk - 1) / (chunks - chunk);
-        int by_blocks = !a->row_invariant && rows >= (a->kind == KIND_BF16 ? BLOCK_WORTH_IT_BF16 : BLOCK_WORTH_IT);
+        int by_blocks = rows >= (a->kind == KIND_BF16 ? BLOCK_WORTH_IT_BF16 : a->row_invariant ? LANE_WORTH_IT : BLOCK_WORTH_IT);
         if (a->kind == KIND_BF16) by_blocks ? expert_blocks(KIND_BF16, a, expert, pairs, rows, next, s) : expert_dots(KIND_BF16, a, expert, pairs, rows, s);
         else if (a->kind == KIND_F32) by_blocks ? expert_blocks(KIND_F32, a, expert, pairs, rows, next, s) : expert_dots(KIND_F32, a, expert, pairs, rows, s);
         else by_blocks ? expert_blocks(KIND_FP8_BLOCK, a, expert, pairs, rows, next, s) : expert_dots(KIND_FP8_BLOCK, a, expert, pairs, rows, s);
@@ -205,7 +231,7 @@ static void *take(char **memory, size_t bytes) {
 /* 0, or 1 when there is no memory. */
 int crossdock_grouped_mlp(const struct grouped_mlp *a) {
     size_t h = a->hidden, i = a->intermediate, experts = a->end_expert - a->first_expert, longest = h > i ? h : i;
-    size_t hidden = CHUNK_ROWS * (h + ROW_PAD) * 4, inner = CHUNK_ROWS * (i + ROW_PAD) * 4, both = DOT_ROWS * (2 * i + ROW_PAD) * 4;
+    size_t hidden = SCRATCH_ROWS * (h + ROW_PAD) * 4, inner = SCRATCH_ROWS * (i + ROW_PAD) * 4, both = DOT_ROWS * (2 * i + ROW_PAD) * 4;
     size_t out = DOT_ROWS * h * 4, block = longest * BLOCK_OUTPUTS * 4, wide = longest * LANES * 4;
     size_t starts_bytes = (experts + 1) * 4, pairs_bytes = a->num_rows * a->top_k * 4;
     char *memory = aligned_alloc(64, (hidden + inner + both + out + block + wide + starts_bytes + pairs_bytes) / 64 * 64 + 9 * 64);

@@ -99,9 +99,7 @@ ALWAYS_INLINE void lane_sums(const floats *a, float *out) {
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
 #else
     for (int j = 0; j < STREAMS; j++) {
-        float sum = 0;
-        for (int lane = 0; lane < LANES; lane++) sum += a[j][lane];
-        out[j] = sum;
+        out[j] = (a[j][0] + a[j][1]) + (a[j][2] + a[j][3]);
     }
 #endif
 }
