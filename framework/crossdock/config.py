@@ -78,7 +78,7 @@ class LaunchConfig:
     start_timeout_s: float = option("ranks must be ready within", default=600.0, validator=at_least(1.0))
     row_invariant: Literal["auto", "on", "off"] = option(
         "on: a row of a step has the same bits whatever rows are beside it, so that no strategy, batch or chunk changes a result (CPU, "
-        "float32); auto: on where C kernels take the model's sizes",
+        "float32); auto: on where C kernels take the model's sizes, and for tiny models",
         default="auto",
     )
     threads_per_rank: int = option("compute threads of a rank; 0 shares the cores", default=0, validator=at_least(0))

