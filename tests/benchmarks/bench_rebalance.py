@@ -8,10 +8,11 @@ times are wall-clock and only their ratio within a run says anything.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -19,6 +20,8 @@ import numpy as np
 from crossdock.config import EplbConfig, PluginChoice
 from crossdock.engine_build import build_engine
 from crossdock.engine_seams import AgreedStep, BetweenSteps
+from crossdock.eplb.jobs import MovingJob
+from crossdock.eplb.manager import EplbManager
 from crossdock.groups import leader_ranks
 from crossdock.host_memory import set_aside_built_objects
 from crossdock.offline import offline_job
@@ -33,6 +36,10 @@ STEP_LIMIT_MS = 2.0
 """Goal: most CPU time that a step thread spends on moves in a step."""
 
 
+FIXED: Mapping[int, int] = {}
+"""No other budget than the configured one."""
+
+
 @attrs.define(eq=False)
 class TimedActor:
     """Another actor between steps, timed."""
@@ -40,7 +47,10 @@ class TimedActor:
     inner: BetweenSteps
     cpu_ms: list[float] = attrs.field(factory=list[float])
     busy_cpu_ms: list[float] = attrs.field(factory=list[float])
-    ends_s: list[float] = attrs.field(factory=list[float])
+    begins_s: list[float] = attrs.field(factory=list[float])
+    """When the tokens of a step had been handed over: what lies between two of them is what a client waits."""
+    budgets: Mapping[int, int] = attrs.field(factory=dict[int, int])
+    """From which step with rows on the manager has another ``max_step_bytes``; the same on all ranks."""
     wall_ms: list[float] = attrs.field(factory=list[float])
     activities: list[str] = attrs.field(factory=list[str])
     """What the manager did after each step with rows."""
@@ -52,6 +62,8 @@ class TimedActor:
     def after_step(self, agreed: AgreedStep) -> None:
         was_busy, begin, begin_s = self.inner.is_busy, time.thread_time(), time.perf_counter()
         activity = getattr(self.inner, "activity", "")
+        if isinstance(self.inner, EplbManager) and len(self.cpu_ms) in self.budgets:
+            self._set_budget(self.inner, self.budgets[len(self.cpu_ms)])
         self.inner.after_step(agreed)
         taken = 1e3 * (time.thread_time() - begin)
         if agreed.has_rows:
@@ -60,7 +72,13 @@ class TimedActor:
             self.cpu_ms.append(taken)
             if was_busy:
                 self.busy_cpu_ms.append(taken)
-            self.ends_s.append(time.perf_counter())
+            self.begins_s.append(begin_s)
+
+    def _set_budget(self, manager: EplbManager, num_bytes: int) -> None:
+        """Layers that are prepared already keep theirs."""
+        manager.settings = attrs.evolve(manager.settings, max_step_bytes=num_bytes)
+        if isinstance(manager._job, MovingJob):
+            manager._job.settings = manager.settings
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +97,7 @@ class Measured:
     outcomes: list[str] = attrs.field(factory=list[str])
 
 
-def measured_job(context: RankContext, job: OfflineJob) -> Measured:
+def measured_job(context: RankContext, job: OfflineJob, budgets: Mapping[int, int] = FIXED) -> Measured:
     plan = plan_rank(job.config, context.rank)
     is_leader = plan.place.rank in leader_ranks(plan.sizes)
     link = OfflineLink(job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else [])
@@ -87,7 +105,7 @@ def measured_job(context: RankContext, job: OfflineJob) -> Measured:
     set_aside_built_objects()
     with build_engine(plan, context.comms_of(plan.sizes), link) as engine:
         set_aside_built_objects()
-        actors = [TimedActor(actor) for actor in engine.between_steps]
+        actors = [TimedActor(actor, budgets=budgets) for actor in engine.between_steps]
         engine.between_steps = actors
         engine.run()
     timed = actors[-1] if actors else None
@@ -95,7 +113,7 @@ def measured_job(context: RankContext, job: OfflineJob) -> Measured:
     return Measured(
         cpu_ms=timed.cpu_ms if timed else [],
         busy_cpu_ms=timed.busy_cpu_ms if timed else [],
-        step_ms=(1e3 * np.diff(timed.ends_s)).tolist() if timed else [],
+        step_ms=(1e3 * np.diff(timed.begins_s)).tolist() if timed else [],
         applied=len(moved),
         moved_bytes=sum(entry.moved_bytes for entry in moved),
         largest_pause_ms=1e3 * max((entry.stalled_s for entry in engine.counters.rebalances), default=0.0),
@@ -126,47 +144,41 @@ def jobs(folder: Path, options: argparse.Namespace) -> tuple[OfflineJob, Offline
     return made[0], made[1]
 
 
-def parted(run: Measured, warm_up: int = 20) -> tuple[Measured, Measured]:
-    """The steps of one run before its first decision, and from then on."""
+def parted(run: Measured, *cuts: int, warm_up: int = 20) -> list[Measured]:
+    """The steps of one run before its first decision, from then on, and from each of ``cuts`` on."""
     first = next(index for index, name in enumerate(run.activities) if name.startswith("idle>") and name != "idle>idle")
-    return _steps(run, warm_up, first), _steps(run, first, len(run.activities))
+    bounds = [first, *cuts, len(run.step_ms)]
+    return [_steps(run, begin, end) for begin, end in itertools.pairwise([warm_up, *bounds])]
 
 
 def _steps(run: Measured, begin: int, end: int) -> Measured:
-    """Some steps of a run; ``step_ms`` begins with the second step."""
     part = slice(begin, end)
-    return attrs.evolve(
-        run,
-        cpu_ms=run.cpu_ms[part],
-        wall_ms=run.wall_ms[part],
-        activities=run.activities[part],
-        step_ms=run.step_ms[begin : end - 1],
-    )
+    names = ("cpu_ms", "wall_ms", "activities", "step_ms")
+    return attrs.evolve(run, **{name: getattr(run, name)[part] for name in names})
 
 
 def by_activity(run: Measured) -> dict[str, dict[str, float]]:
-    """Steps by what the manager did at their end: how long they took (from the end before), and how long the manager did."""
+    """Steps by what the manager did in them: how long they took, from tokens to tokens, and how long the manager did."""
     found: dict[str, dict[str, float]] = {}
-    names, steps = np.array(run.activities[1:]), np.array(run.step_ms)
-    for name in sorted(set(run.activities[1:])):
+    steps = np.array(run.step_ms)
+    names, walls = (np.array(each[: len(steps)]) for each in (run.activities, run.wall_ms))
+    for name in sorted(set(names.tolist())):
         mine = names == name
-        wall = np.array(run.wall_ms[1:])[mine]
         found[name] = {
             "steps": int(mine.sum()),
             "step_ms_p50": round(float(np.median(steps[mine])), 3),
             "step_ms_max": round(float(steps[mine].max()), 3),
-            "manager_ms_p50": round(float(np.median(wall)), 3),
-            "manager_ms_max": round(float(wall.max()), 3),
+            "manager_ms_p50": round(float(np.median(walls[mine])), 3),
+            "manager_ms_max": round(float(walls[mine].max()), 3),
         }
     return found
 
 
 def slowest(run: Measured, count: int = 24) -> list[str]:
-    """The slowest steps: number, duration, what the manager did at its end and for how long; and the same of the step before it."""
+    """The slowest steps: number, duration, and what the manager did in it for how long."""
     order = np.argsort(run.step_ms)[::-1][:count]
     return [
-        f"{index}: {run.step_ms[index]:.2f} ms, {run.activities[index + 1]} {run.wall_ms[index + 1]:.2f} ms (cpu {run.cpu_ms[index + 1]:.2f}), "
-        f"before {run.activities[index]} {run.wall_ms[index]:.2f} ms"
+        f"{index}: {run.step_ms[index]:.2f} ms, {run.activities[index]} {run.wall_ms[index]:.2f} ms (cpu {run.cpu_ms[index]:.2f})"
         for index in order
     ]
 

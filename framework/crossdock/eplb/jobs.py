@@ -100,6 +100,8 @@ class MovingJob:
     deadline: float = 0.0
     is_open: bool = attrs.field(default=False, init=False)
     """Every rank has prepared the layer and has room for it: experts may be sent."""
+    is_staged: bool = attrs.field(default=False, init=False)
+    """Every rank has sent everything; only where what arrived is checked."""
     transfer: LayerTransfer | None = attrs.field(default=None, init=False)
     groups: deque[tuple[int, ...]] = attrs.field(factory=deque[tuple[int, ...]], init=False)
     """Of the layer that is switching."""
@@ -112,7 +114,7 @@ class MovingJob:
     def start_layer(self, now: float) -> None:
         """The first of ``rows``. The one after it is prepared, too, so that no step waits for that."""
         self.transfer = None
-        self.is_open = False
+        self.is_open = self.is_staged = False
         self.deadline = now + self.settings.late_s
         for row in list(self.rows)[len(self._prepared) : _PREPARED_LAYERS]:
             self._prepared.append(
@@ -131,15 +133,17 @@ class MovingJob:
             return Vote.BUSY, ""
         return Vote.LATE, f"experts of MoE layer row {self.rows[0]} did not arrive in time"
 
-    def open_layer(self) -> None:
-        """Every rank may send."""
-        self.is_open = True
-        self._advance()
-
-    def start_switch(self) -> None:
-        """Every rank has the whole layer."""
-        assert self.transfer is not None, "it voted that it is done"
-        self.groups.extend(self.transfer.plan.groups)
+    def next_phase(self) -> bool:
+        """Every rank is done with what it was at; True when the layer is to switch now."""
+        assert self.transfer is not None, "it was prepared"
+        if not self.is_open:
+            self.is_open = True
+            self._advance()
+        elif self.live.canaries and not self.is_staged:
+            self.is_staged = True
+        else:
+            self.groups.extend(self.transfer.plan.groups)
+        return bool(self.groups)
 
     def wait_briefly(self, seconds: float) -> None:
         if self.transfer is None:
@@ -165,6 +169,9 @@ class MovingJob:
 
     def _advance(self) -> bool:
         assert self.transfer is not None, "it was prepared"
+        if self.is_staged:
+            self.transfer.check_canary()
+            return True
         return self.transfer.advance()
 
 

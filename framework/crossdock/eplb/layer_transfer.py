@@ -48,7 +48,7 @@ class LayerTransfer:
         """Hands over the next slice when the last one is done; True when all are. Never waits.
 
         Raises:
-            TransferFailed: a slice failed, or the canary says that another expert arrived.
+            TransferFailed: a slice failed.
         """
         if self._ticket is not None:
             if not self._ticket.is_done:
@@ -59,8 +59,6 @@ class LayerTransfer:
                     f"experts of MoE layer row {self.plan.moves.layer}: {type(error).__name__}: {error}"
                 ) from error
             self._ticket = None
-            if not self._waiting:
-                self._check_canary()
         if not self._waiting:
             return True
         self._ticket = self._carrier.submit(self._own_part(self._waiting.pop(0)))
@@ -76,6 +74,21 @@ class LayerTransfer:
         self._waiting = []
         if self._ticket is not None:
             self._ticket.give_up()
+
+    def check_canary(self) -> None:
+        """In debug mode the number of each expert travelled with its tensors. Once every rank has sent all.
+
+        Raises:
+            TransferFailed: another expert arrived.
+        """
+        if CANARY not in self._live:
+            return
+        for slot, expert in self.plan.new_experts.items():
+            found = int(self._spare.read(CANARY, self.plan.sources[slot]))
+            if found != expert:
+                raise TransferFailed(
+                    f"MoE layer row {self.plan.moves.layer}: local slot {slot} was to get expert {expert} and got {found}"
+                )
 
     def _own_part(self, chunks: Sequence[tuple[int, Chunk]]) -> SliceTransfer:
         """This rank's sends, receives and copies of a slice."""
@@ -115,14 +128,3 @@ class LayerTransfer:
         if CANARY in self._live:
             content[CANARY] = torch.tensor(move.logical_expert)
         self._spare.fill(move.slot % self._slots_per_rank, content)
-
-    def _check_canary(self) -> None:
-        """In debug mode the number of each expert travelled with its tensors."""
-        if CANARY not in self._live:
-            return
-        for slot, expert in self.plan.new_experts.items():
-            found = int(self._spare.read(CANARY, self.plan.sources[slot]))
-            if found != expert:
-                raise TransferFailed(
-                    f"MoE layer row {self.plan.moves.layer}: local slot {slot} was to get expert {expert} and got {found}"
-                )

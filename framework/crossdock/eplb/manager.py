@@ -169,10 +169,7 @@ class EplbManager:
             self._decide(job)
         elif isinstance(job, PlanningJob):
             self._take_plan(job)
-        elif not job.is_open:
-            job.open_layer()
-        else:
-            job.start_switch()
+        elif job.next_phase():
             self._switch_group(job)
 
     def _give_up(self, job: CountingJob | PlanningJob | MovingJob, why: str) -> None:
@@ -209,6 +206,8 @@ class EplbManager:
         if self._must_renew:
             self.carrier.renew()
             self._must_renew = False
+        # What wrote to live slots so far, a reload for instance, comes before what reads them.
+        self.carrier.release()
         rows = self.live.changed_layers(new)
         progress.num_layers = len(rows)
         job = MovingJob(

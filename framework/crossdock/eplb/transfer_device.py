@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import attrs
 import torch
@@ -48,22 +47,16 @@ class SideStream:
         self._released.record(torch.cuda.current_stream(self.device))
 
     def enqueued(self, work: Callable[[], None]) -> DeviceTicket:
-        """Enqueues behind what the step's stream has now: it wrote what is sent."""
+        """Enqueues beside the step that is running, not behind it: who asks has seen ``is_released``, so nothing there touches what is
+        read and written here. Behind the step, copies would meet the uploads at the start of the next one in the same copy engines."""
         try:
-            with self.behind_step() as stream:
+            with torch.cuda.stream(self._stream):
                 work()
                 arrived = torch.cuda.Event()
-                arrived.record(stream)
+                arrived.record(self._stream)
         except Exception as error:  # noqa: BLE001 - told through the ticket, as by carriers with a thread
             return DeviceTicket(error=error)
         return DeviceTicket(arrived)
-
-    @contextmanager
-    def behind_step(self) -> Generator[torch.cuda.Stream]:
-        """The stream as the current one."""
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            yield self._stream
 
     def synchronize(self) -> None:
         """Waits until everything enqueued is over."""

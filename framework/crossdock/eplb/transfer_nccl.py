@@ -37,13 +37,13 @@ class NcclCarrier:
 
     @property
     def has_room(self) -> bool:
-        return True
+        return self._side.is_released
 
     def submit(self, transfer: SliceTransfer) -> Ticket:
         return self._side.enqueued(partial(self._carry, transfer))
 
     def release(self) -> None:
-        """What arrives comes behind this rank's own copies."""
+        self._side.release()
 
     def abandon(self) -> None:
         """Ends kernels that wait for a rank that does not come: they would hold multiprocessors, and NCCL's watchdog the process."""
@@ -61,13 +61,17 @@ class NcclCarrier:
             self._ranks, self._partition, backend="nccl", timeout=self._timeout, pg_options=_few_multiprocessors()
         )
         # All pairs now: connections are made and kernels loaded, which would stop the GPU in the middle of a step.
-        own = self._ranks.index(c10d.get_rank())
-        with self._side.behind_step():
-            c10d.all_reduce(torch.zeros(1, device=self._side.device), group=self._group)
-            others = [rank for index, rank in enumerate(self._ranks) if index != own]
-            bytes_out, bytes_in = torch.zeros((2, len(others), 1), dtype=torch.uint8, device=self._side.device)
-            self._exchange(list(zip(bytes_out, others, strict=True)), list(zip(bytes_in, others, strict=True)))
+        started = self._side.enqueued(self._meet_all)
+        if started.error is not None:
+            raise started.error
         self._side.synchronize()
+
+    def _meet_all(self) -> None:
+        own = self._ranks.index(c10d.get_rank())
+        c10d.all_reduce(torch.zeros(1, device=self._side.device), group=self._group)
+        others = [rank for index, rank in enumerate(self._ranks) if index != own]
+        bytes_out, bytes_in = torch.zeros((2, len(others), 1), dtype=torch.uint8, device=self._side.device)
+        self._exchange(list(zip(bytes_out, others, strict=True)), list(zip(bytes_in, others, strict=True)))
 
     def _carry(self, transfer: SliceTransfer) -> None:
         for copy in transfer.copies:

@@ -141,15 +141,20 @@ def run_rank(options: argparse.Namespace) -> None:
             vocab_size=4096,
             max_position_embeddings=4096,
         )
+        options.ranks = 2
         runs: tuple[list[Measured], list[Measured]] = ([], [])
         if options.one_run:
-            quiet, moving = parted(measured_job(context, speed_jobs(model, options)[1]))
-            runs = ([quiet], [moving])
+            budgets = {int(step): int(num_bytes) for step, num_bytes in (each.split(":") for each in options.budgets)}
+            run = measured_job(context, speed_jobs(model, options)[1], budgets)
+            # Two layers were prepared before.
+            quiet, *parts = parted(run, *(step + options.settling for step in budgets))
+            for moving, num_bytes in zip(parts[1:], budgets.values(), strict=True):
+                found[f"speed_{num_bytes}"] = summary([quiet], [moving], options)
+            runs = ([quiet], parts[:1])
         for _ in range(0 if options.one_run else options.rounds):
             for job, measured in zip(speed_jobs(model, options), runs, strict=True):
                 measured.append(measured_job(context, job))
                 print(options.rank, "moved", measured[-1].moved_bytes, "in", measured[-1].applied, flush=True)
-        options.ranks = 2
         found["speed"] = summary(*runs, options)
     (folder / f"result-{options.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
@@ -170,6 +175,10 @@ def main() -> None:
         "--one-run", action="store_true", help="quiet steps are those of the same run before the first decision"
     )
     parser.add_argument("--max-step-bytes", type=int, default=1 << 25)
+    parser.add_argument(
+        "--budgets", nargs="*", default=[], help="STEP:BYTES: from that step on another budget, with --one-run"
+    )
+    parser.add_argument("--settling", type=int, default=70, help="steps after it that are left to the part before")
     parser.add_argument("--dispatcher", default="nvlink")
     parser.add_argument("--picker", default="dynamic")
     parser.add_argument("--transport", default="auto")
