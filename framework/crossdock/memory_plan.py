@@ -8,7 +8,7 @@ import attrs
 
 from crossdock.errors import ConfigValueError
 from crossdock.graph_sizes import captured_rows
-from crossdock.host_memory import KERNEL_CACHE_BYTES, TOP_PAD_BYTES
+from crossdock.host_memory import HEAP_MARGIN_BYTES, KERNEL_CACHE_BYTES
 from crossdock.kv_storage import elements_per_token
 from crossdock.moe_build import max_rows_per_rank
 from crossdock.rank_plan import RankPlan
@@ -94,7 +94,7 @@ def plan_memory(plan: RankPlan, available_bytes: int, machine_bytes: int) -> Mem
         moving_bytes=_moving_bytes(plan),
         step_bytes=_step_bytes(plan),
         graphs_bytes=_graphs_bytes(plan),
-        kept_bytes=0 if plan.selection.device == "cuda" else KERNEL_CACHE_BYTES + TOP_PAD_BYTES,
+        kept_bytes=0 if plan.selection.device == "cuda" else HEAP_MARGIN_BYTES + KERNEL_CACHE_BYTES,
         kv_bytes=0,
         kv_tokens=0,
     )

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from crossdock.config import Config, EplbConfig
 from crossdock.errors import ConfigValueError
-from crossdock.host_memory import KERNEL_CACHE_BYTES, TOP_PAD_BYTES, available_bytes, machine_bytes
+from crossdock.host_memory import HEAP_MARGIN_BYTES, KERNEL_CACHE_BYTES, available_bytes, machine_bytes
 from crossdock.memory_plan import plan_memory
 from crossdock.offline import logits
 from crossdock.rank_plan import plan_rank
@@ -49,7 +49,7 @@ def test_one_rank_holds_everything(folder: Path) -> None:
     assert memory.weights_bytes == 8 * EXPERT_BYTES + SPLIT_BYTES + WHOLE_BYTES
     assert (memory.kv_tokens, memory.kv_bytes) == (1024, 1024 * TOKEN_BYTES)
     assert (memory.dispatcher_bytes, memory.moving_bytes, memory.graphs_bytes) == (0, 0, 0)
-    assert memory.kept_bytes == KERNEL_CACHE_BYTES + TOP_PAD_BYTES
+    assert memory.kept_bytes == HEAP_MARGIN_BYTES + KERNEL_CACHE_BYTES
     memory.check()
 
 
