@@ -78,7 +78,7 @@ def _plain_form(case: PluginCase) -> str:
     return "float32" if case.device == "cpu" else "bfloat16"
 
 
-def _built(case: PluginCase, form: str, *, seed: int = 0) -> ExpertsCase:
+def _built(case: PluginCase, form: str, *, seed: int = 0, row_invariant: bool = False) -> ExpertsCase:
     """The plugin with seeded weights in a form: ``float32``, ``bfloat16`` or ``fp8_block`` (whose scales differ by 100 between experts)."""
     _capabilities(case)
     hidden_size, inner_size = SIZES[case.device]
@@ -101,6 +101,7 @@ def _built(case: PluginCase, form: str, *, seed: int = 0) -> ExpertsCase:
         dtype=dtype,
         device=torch.device(case.device),
         weight_dtype="fp8_block" if form == "fp8_block" else "native",
+        row_invariant=row_invariant,
     )
     experts = make_experts(case.name, case.options, spec)
     placed = {name: tensor.to(case.device) for name, tensor in tensors.items()}
@@ -294,6 +295,18 @@ def check_inputs_and_weights_are_not_changed(case: PluginCase) -> None:
         assert torch.equal(torch.nan_to_num(now), torch.nan_to_num(before)), "a tensor was overwritten"
 
 
+def check_a_row_keeps_its_bits_among_others_where_that_is_promised(case: PluginCase) -> None:
+    if case.device != "cpu" or not _capabilities(case).row_invariant:
+        raise NotCheckable("row_invariant is not among its capabilities here")
+    built = _built(case, "float32", row_invariant=True)
+    rows, ids, weights = _rows(built, 90)
+    together = built.experts.run(LAYER, _by_token(rows, ids, weights))
+    for first, last in ((0, 1), (89, 90), (3, 10), (20, 75)):
+        part = slice(first, last)
+        alone = built.experts.run(LAYER, _by_token(rows[part], ids[part], weights[part]))
+        assert torch.equal(alone, together[part]), f"rows {first} to {last - 1} have other bits without the others"
+
+
 CHECKS = tuple(
     check_of(check)
     for check in (
@@ -305,5 +318,6 @@ CHECKS = tuple(
         check_after_a_swap_of_two_experts_and_refresh_the_outputs_are_swapped,
         check_attaching_again_changes_nothing,
         check_inputs_and_weights_are_not_changed,
+        check_a_row_keeps_its_bits_among_others_where_that_is_promised,
     )
 )
