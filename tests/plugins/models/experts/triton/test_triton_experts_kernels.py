@@ -53,20 +53,32 @@ def routing(rows: int, experts: int, top_k: int, kind: str) -> tuple[torch.Tenso
     return ids.to(DEVICE), torch.rand(rows, top_k, generator=generator).to(DEVICE)
 
 
+def assert_ordered(ids: torch.Tensor, num_experts: int, block_rows: int, halves: bool) -> None:
+    """The order of the kernels is that of the twin."""
+    order = block_order(ids, num_experts, block_rows, halves)
+    blocks = max_blocks(ids.numel(), num_experts, block_rows)
+    pairs, experts, places = block_order_torch(ids, num_experts, block_rows, blocks, halves)
+    filled = (pairs.view(blocks, block_rows) < ids.numel()).sum(dim=1)
+    assert torch.equal(order.pairs, pairs)
+    assert torch.equal(order.places, places)
+    assert torch.equal(order.block_experts, experts)
+    assert order.num_blocks.tolist() == [
+        int((filled > 0).sum()),
+        int((filled > (block_rows // 2 if halves else 0)).sum()),
+    ]
+
+
 @pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 50])
 @pytest.mark.parametrize("kind", ["random", "one_expert", "nowhere"])
-def test_pairs_are_ordered_by_expert_in_whole_blocks(rows: int, kind: str) -> None:
-    ids, _ = routing(rows, 5, 3, kind)
-    order = block_order(ids, 5, 16)
-    want_pairs, want_experts = block_order_torch(ids, 5, 16, max_blocks(ids.numel(), 5, 16))
-    assert torch.equal(order.pairs, want_pairs)
-    assert torch.equal(order.block_experts, want_experts)
-    assert int(order.num_blocks) == int((want_experts >= 0).sum())
+@pytest.mark.parametrize("halves", [False, True])
+def test_pairs_are_ordered_by_expert_in_whole_blocks(rows: int, kind: str, halves: bool) -> None:
+    assert_ordered(routing(rows, 5, 3, kind)[0], 5, 16, halves)
 
 
+@pytest.mark.parametrize("sm_budget", [None, 2])
 @pytest.mark.parametrize("rows", [0, 1, 9, 17])
 @pytest.mark.parametrize("kind", ["random", "one_expert", "nowhere"])
-def test_rows_come_back_as_the_weighted_sum_of_their_experts(rows: int, kind: str) -> None:
+def test_rows_come_back_as_the_weighted_sum_of_their_experts(rows: int, kind: str, sm_budget: int | None) -> None:
     ids, weights = routing(rows, 3, 2, kind)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(rows, 40, generator=generator).to(DEVICE)
@@ -76,7 +88,7 @@ def test_rows_come_back_as_the_weighted_sum_of_their_experts(rows: int, kind: st
     )
     if DEVICE.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False
-    got = grouped_swiglu(x, ids, weights, experts, SMALL)
+    got = grouped_swiglu(x, ids, weights, experts, SMALL, sm_budget)
     want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
     tolerance = FP32_TOLERANCE if DEVICE.type == "cpu" else BF16_TOLERANCE  # Triton's fp32 dot is tf32 on a device
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
@@ -114,7 +126,8 @@ def test_one_row_of_many_experts_takes_the_unordered_way_to_the_same_sum() -> No
 
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("sm_budget", [None, 1])
-def test_programs_that_walk_over_tiles_give_the_same_rows(rows: int, sm_budget: int | None) -> None:
+@pytest.mark.parametrize("programs", [1, 2])
+def test_programs_that_walk_over_tiles_give_the_same_rows(rows: int, sm_budget: int | None, programs: int) -> None:
     """An inner size that no column tile divides: what a descriptor brings from past the end is not stored."""
     ids, weights = routing(rows, 3, 2, "random")
     generator = torch.Generator().manual_seed(1)
@@ -123,25 +136,30 @@ def test_programs_that_walk_over_tiles_give_the_same_rows(rows: int, sm_budget: 
         gate_up=(torch.randn(3, 2 * 48, 64, generator=generator) / 8).to(DEVICE, DTYPE),
         down=(torch.randn(3, 64, 48, generator=generator) / 7).to(DEVICE, DTYPE),
     )
-    tiles = LargeTiles(rows=16, gate_columns=32, down_columns=64, inner=16, group=2, warps=4)
-    order = block_order(ids, 3, tiles.rows)
+    tiles = LargeTiles(
+        rows=32,
+        gate_columns=32,
+        down_columns=64,
+        inner=16,
+        group=2,
+        gate_warps=4,
+        down_warps=4,
+        gate_programs=programs,
+        down_programs=programs,
+    )
+    order = block_order(ids, 3, tiles.rows, halves=True)
     activated = large_gate_up(x, 2, order, experts.gate_up, tiles, sm_budget)
-    got = sum_choices(large_down(activated, weights, order, experts.down, tiles, sm_budget), ids)
+    got = sum_choices(large_down(activated, order, experts.down, tiles, sm_budget), order, weights)
     want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
     tolerance = FP32_TOLERANCE if DEVICE.type == "cpu" else BF16_TOLERANCE
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("num_experts", [5, 8, 19])
-def test_pairs_of_several_segments_keep_the_input_order(num_experts: int) -> None:
-    """More pairs than one segment holds; experts in groups of which the last may not be full."""
-    ids, _ = routing(900, num_experts, 3, "random")
-    order = block_order(ids, num_experts, 16)
-    blocks = max_blocks(ids.numel(), num_experts, 16)
-    want_pairs, want_experts = block_order_torch(ids, num_experts, 16, blocks)
-    assert torch.equal(order.pairs, want_pairs)
-    assert torch.equal(order.block_experts, want_experts)
-    assert int(order.num_blocks) == int((want_experts >= 0).sum())
+@pytest.mark.parametrize("halves", [False, True])
+def test_pairs_of_several_segments_keep_the_input_order(num_experts: int, halves: bool) -> None:
+    """More pairs than every program counts by itself; more segments than experts and fewer."""
+    assert_ordered(routing(900, num_experts, 3, "random")[0], num_experts, 16, halves)
 
 
 def test_fp8_weights_are_read_with_the_scale_of_their_block() -> None:

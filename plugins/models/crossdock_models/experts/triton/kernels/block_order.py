@@ -8,25 +8,31 @@ import attrs
 import torch
 from crossdock.ops.early_launch import early_launch
 
-SCAN_PAIRS = 1024
-"""Pairs that a program looks at together."""
-ONE_SEGMENT = 2048
+SEGMENT_PAIRS = 64
+"""Pairs of a segment where every program counts all pairs itself, and pairs that are placed together."""
+COUNT_PAIRS = 1024
+"""Pairs that are counted together."""
+UNCOUNTED_PAIRS = 2048
 """Up to here every program counts all pairs itself, which saves a launch."""
-MAX_SEGMENTS = 32
-"""Programs that share an expert; each looks at a segment of the pairs."""
-EXPERTS_EACH = 8
+MOST_SEGMENTS = 128
+"""About one a multiprocessor: each looks at the counts of all."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class BlockOrder:
-    """Pairs by expert in whole blocks of rows; M blocks at most."""
+    """Pairs by expert in whole blocks of rows; M blocks at most.
+
+    Where half blocks are told apart, the last block of an expert that is at most half full comes behind all others.
+    """
 
     pairs: torch.Tensor
     """[M * block_rows] int32 flat indices r * K + k, R * K where a block is not full."""
+    places: torch.Tensor
+    """[R * K] int32: where ``pairs`` names the pair, -1 for choices elsewhere."""
     block_experts: torch.Tensor
     """[M] int32, -1 for unused blocks, which come last."""
     num_blocks: torch.Tensor
-    """[1] int32: blocks that are used."""
+    """[2] int32: blocks that are used, and those of them that are no half blocks."""
 
 
 def max_blocks(num_pairs: int, num_experts: int, block_rows: int) -> int:
@@ -34,14 +40,15 @@ def max_blocks(num_pairs: int, num_experts: int, block_rows: int) -> int:
     return -(-num_pairs // block_rows) + min(num_pairs, num_experts)
 
 
-def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> BlockOrder:
-    """local_ids [R, K] int64 (-1 = none) -> their order in M = ``max_blocks`` blocks."""
+def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int, halves: bool = False) -> BlockOrder:
+    """local_ids [R, K] int64 (-1 = none) -> their order in M = ``max_blocks`` blocks; ``halves`` tells half blocks apart."""
     num_pairs = local_ids.numel()
     blocks = max_blocks(num_pairs, num_experts, block_rows)
-    pairs, block_experts, num_blocks = (
-        torch.empty(size, dtype=torch.int32, device=local_ids.device) for size in (blocks * block_rows, blocks, 1)
+    pairs, places, block_experts, num_blocks = (
+        torch.empty(size, dtype=torch.int32, device=local_ids.device)
+        for size in (blocks * block_rows, num_pairs, blocks, 2)
     )
-    order = BlockOrder(pairs=pairs, block_experts=block_experts, num_blocks=num_blocks)
+    order = BlockOrder(pairs=pairs, places=places, block_experts=block_experts, num_blocks=num_blocks)
     if blocks == 0:
         num_blocks.zero_()
         return order
@@ -51,30 +58,31 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> B
     from crossdock_models.experts.triton.kernels.block_order_triton import count_pairs_kernel, place_pairs_kernel
 
     local_ids = local_ids.contiguous()
-    scan = min(SCAN_PAIRS, max(16, triton.next_power_of_2(num_pairs)))
-    segments = 1
-    if num_pairs > ONE_SEGMENT:
-        segments = min(MAX_SEGMENTS, triton.next_power_of_2(triton.cdiv(num_pairs, scan)))
-    segment_pairs = triton.cdiv(triton.cdiv(num_pairs, segments), scan) * scan
-    experts_block = triton.next_power_of_2(num_experts + 1)
-    counts = torch.empty(segments, experts_block, dtype=torch.int32, device=local_ids.device)
-    if segments > 1:  # one segment is counted by who places it
+    experts_block = max(16, triton.next_power_of_2(num_experts))
+    scan = min(SEGMENT_PAIRS, max(16, triton.next_power_of_2(num_pairs)))
+    count_scan = min(COUNT_PAIRS, max(16, triton.next_power_of_2(num_pairs)))
+    is_counted = num_pairs > UNCOUNTED_PAIRS
+    segment_pairs = scan
+    if is_counted:
+        segment_pairs = max(scan, triton.cdiv(triton.cdiv(num_pairs, MOST_SEGMENTS), scan) * scan)
+    segments = triton.next_power_of_2(triton.cdiv(num_pairs, segment_pairs))
+    counts = torch.empty(segments if is_counted else 0, experts_block, dtype=torch.int32, device=local_ids.device)
+    if is_counted:
         count_pairs_kernel[(segments,)](
             local_ids,
             counts,
             num_pairs,
             segment_pairs,
             experts_block=experts_block,
-            scan=scan,
+            scan=count_scan,
             num_warps=4,
             **early_launch(local_ids),
         )
-    # Where the device is full anyway a program looks for several experts: what it read is still near.
-    experts_each = 1 if segments == 1 else EXPERTS_EACH
-    place_pairs_kernel[(triton.cdiv(num_experts, experts_each), segments)](
+    place_pairs_kernel[(max(segments, num_experts),)](
         local_ids,
         counts,
         pairs,
+        places,
         block_experts,
         num_blocks,
         num_pairs,
@@ -84,9 +92,11 @@ def block_order(local_ids: torch.Tensor, num_experts: int, block_rows: int) -> B
         block_rows=block_rows,
         experts_block=experts_block,
         segments=segments,
-        experts_each=experts_each,
         scan=scan,
-        num_warps=4,
+        count_scan=count_scan,
+        is_counted=is_counted,
+        halves=halves,
+        num_warps=8,
         **early_launch(local_ids),
     )
     return order

@@ -23,9 +23,13 @@ class LargeTiles:
     down_columns: int = 256
     inner: int = 64
     group: int = 4
-    warps: int = 8
+    gate_warps: int = 8
+    down_warps: int = 8
     gate_stages: int = 4
     down_stages: int = 3
+    gate_programs: int = 1
+    down_programs: int = 1
+    """Programs a multiprocessor; with two, one computes while the other stores."""
 
 
 LARGE_TILES = LargeTiles()
@@ -41,22 +45,23 @@ def large_gate_up(
 
     hidden_size, inner_size = gate_up.shape[2], gate_up.shape[1] // 2
     out = torch.empty(order.pairs.numel(), inner_size, dtype=rows.dtype, device=rows.device)
-    large_gate_up_kernel[(programs_of(rows, sm_budget),)](
+    large_gate_up_kernel[(programs_of(rows, sm_budget) * tiles.gate_programs,)](
         rows,
         _described(gate_up.view(-1, inner_size, hidden_size), 2, tiles.gate_columns, tiles.inner),
         order.pairs,
         order.block_experts,
         order.num_blocks,
-        out,
+        _described(out, tiles.rows, tiles.gate_columns),
+        _described(out, tiles.rows // 2, tiles.gate_columns),
         rows.shape[0] * top_k,
         hidden_size,
         inner_size,
-        top_k,
+        top_k=top_k,
         block_rows=tiles.rows,
         block_columns=tiles.gate_columns,
         block_inner=tiles.inner,
         group=tiles.group,
-        num_warps=tiles.warps,
+        num_warps=tiles.gate_warps,
         num_stages=tiles.gate_stages,
         **early_launch(rows),
     )
@@ -64,35 +69,30 @@ def large_gate_up(
 
 
 def large_down(
-    activated: torch.Tensor,
-    weights: torch.Tensor,
-    order: BlockOrder,
-    down: torch.Tensor,
-    tiles: LargeTiles,
-    sm_budget: int | None,
+    activated: torch.Tensor, order: BlockOrder, down: torch.Tensor, tiles: LargeTiles, sm_budget: int | None
 ) -> torch.Tensor:
-    """Weighted output of every pair at its own place: [R * K, H]; places of choices elsewhere stay unwritten. down [S, H, I] contiguous."""
+    """Output of every pair in its order: [blocks * tile rows, H]; down [S, H, I] contiguous."""
     # Imported at the first call: CPU installations have no triton.
     from crossdock_models.experts.triton.kernels.grouped_large_triton import large_down_kernel
 
     hidden_size, inner_size = down.shape[1], down.shape[2]
-    out = torch.empty(weights.numel(), hidden_size, dtype=activated.dtype, device=activated.device)
-    large_down_kernel[(programs_of(activated, sm_budget),)](
+    out = torch.empty(order.pairs.numel(), hidden_size, dtype=activated.dtype, device=activated.device)
+    large_down_kernel[(programs_of(activated, sm_budget) * tiles.down_programs,)](
         _described(activated, tiles.rows, tiles.inner),
+        _described(activated, tiles.rows // 2, tiles.inner),
         _described(down.view(-1, inner_size), tiles.down_columns, tiles.inner),
-        order.pairs,
+        _described(out, tiles.rows, tiles.down_columns // tiles.down_programs),
+        _described(out, tiles.rows // 2, tiles.down_columns // tiles.down_programs),
         order.block_experts,
         order.num_blocks,
-        weights,
-        out,
-        weights.numel(),
         hidden_size,
         inner_size,
         block_rows=tiles.rows,
         block_columns=tiles.down_columns,
         block_inner=tiles.inner,
         group=tiles.group,
-        num_warps=tiles.warps,
+        pieces=tiles.down_programs,
+        num_warps=tiles.down_warps,
         num_stages=tiles.down_stages,
         **early_launch(activated),
     )
@@ -112,7 +112,7 @@ def multiprocessors(device_index: int) -> int:
 
 
 def _described(tensor: torch.Tensor, *tile: int) -> Any:
-    """A tensor descriptor that loads tiles of these sizes."""
+    """A tensor descriptor that loads and stores tiles of these sizes."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor.from_tensor(tensor, list(tile))

@@ -13,6 +13,9 @@ from crossdock_models.experts.triton.kernels.few_rows import are_few, few_rows_s
 from crossdock_models.experts.triton.kernels.grouped_large import LARGE_TILES, large_down, large_gate_up
 from crossdock_models.experts.triton.kernels.tiles import MOST_MIDDLING_ROWS, Tiles, choose_tiles
 
+FETCHED_LINES = 4
+"""Lines of 128 bytes of each weight row that the second product asks for while the first one ends: 64 KiB a program."""
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class GroupedWeights:
@@ -59,8 +62,8 @@ def grouped_swiglu(
 ) -> torch.Tensor:
     """rows [R, H], local_ids [R, K] int64 (-1 = none), weights [R, K] float32 -> [R, H] in the dtype of rows.
 
-    Row r of the result is the sum over its local choices, in the order of k, of weight * expert(row); zero without any.
-    ``tiles`` instead of what the table says; ``sm_budget`` multiprocessors at most for large products.
+    Row r of the result is the sum over its local choices, in the order of k, of weight * expert(row); zero without any. ``tiles`` instead
+    of what the table says; ``sm_budget`` multiprocessors at most for both products, but not for rows that ``are_few``.
     """
     num_rows, top_k = local_ids.shape
     if num_rows == 0:
@@ -70,15 +73,15 @@ def grouped_swiglu(
     if tiles is None and not experts.is_quantised and are_few(local_ids, experts.num_experts):
         return few_rows_swiglu(rows, local_ids, weights, experts.gate_up, experts.down)
     if tiles is None and experts.takes_large(rows_per_expert):
-        order = block_order(local_ids, experts.num_experts, LARGE_TILES.rows)
+        order = block_order(local_ids, experts.num_experts, LARGE_TILES.rows, halves=True)
         activated = large_gate_up(rows, top_k, order, experts.gate_up, LARGE_TILES, sm_budget)
-        parts = large_down(activated, weights, order, experts.down, LARGE_TILES, sm_budget)
-        return sum_choices(parts, local_ids)
+        parts = large_down(activated, order, experts.down, LARGE_TILES, sm_budget)
+        return sum_choices(parts, order, weights)
     tiles = tiles or choose_tiles(rows_per_expert, experts.is_quantised)
     order = block_order(local_ids, experts.num_experts, tiles.rows)
-    activated = gate_up_rows(rows, top_k, order, experts, tiles)
-    parts = down_rows(activated, weights, order, experts, tiles)
-    return sum_choices(parts, local_ids)
+    activated = gate_up_rows(rows, top_k, order, experts, tiles, sm_budget)
+    parts = down_rows(activated, order, experts, tiles, sm_budget)
+    return sum_choices(parts, order, weights)
 
 
 def gate_up_rows(
@@ -87,6 +90,7 @@ def gate_up_rows(
     order: BlockOrder,
     experts: GroupedWeights,
     tiles: Tiles,
+    sm_budget: int | None = None,
 ) -> torch.Tensor:
     """silu(gate) * up of every pair in its order: [blocks * tile rows, I]."""
     # Imported at the first call: CPU installations have no triton.
@@ -98,20 +102,21 @@ def gate_up_rows(
     activated = torch.empty(blocks * tiles.rows, inner_size, dtype=rows.dtype, device=rows.device)
     gate_up = experts.gate_up
     scale = experts.gate_up_scale if experts.gate_up_scale is not None else gate_up
-    gate_up_kernel[(blocks * triton.cdiv(inner_size, tiles.gate_columns),)](
+    programs = blocks * triton.cdiv(inner_size, tiles.gate_columns)
+    gate_up_kernel[(programs if sm_budget is None else min(programs, sm_budget),)](
         rows,
         gate_up,
         scale,
         order.pairs,
         order.block_experts,
+        order.num_blocks,
         activated,
         rows.shape[0] * top_k,
-        blocks,
         hidden_size,
         inner_size,
-        top_k,
         scale.shape[1],
         scale.shape[-1],
+        top_k=top_k,
         block_rows=tiles.rows,
         block_columns=tiles.gate_columns,
         block_inner=tiles.inner,
@@ -126,30 +131,30 @@ def gate_up_rows(
 
 def down_rows(
     activated: torch.Tensor,
-    weights: torch.Tensor,
     order: BlockOrder,
     experts: GroupedWeights,
     tiles: Tiles,
+    sm_budget: int | None = None,
 ) -> torch.Tensor:
-    """Weighted output of every pair at its own place: [R * K, H]; places of choices elsewhere stay unwritten."""
+    """Output of every pair in its order: [blocks * tile rows, H]; places without a pair stay unwritten."""
     # Imported at the first call: CPU installations have no triton.
     import triton
 
     from crossdock_models.experts.triton.kernels.grouped_swiglu_triton import down_kernel
 
     blocks, inner_size, hidden_size = order.block_experts.numel(), experts.inner_size, experts.hidden_size
-    parts = torch.empty(weights.numel(), hidden_size, dtype=activated.dtype, device=activated.device)
+    parts = torch.empty(order.pairs.numel(), hidden_size, dtype=activated.dtype, device=activated.device)
     scale = experts.down_scale if experts.down_scale is not None else experts.down
-    down_kernel[(blocks * triton.cdiv(hidden_size, tiles.down_columns),)](
+    programs = blocks * triton.cdiv(hidden_size, tiles.down_columns)
+    down_kernel[(programs if sm_budget is None else min(programs, sm_budget),)](
         activated,
         experts.down,
         scale,
         order.pairs,
         order.block_experts,
-        weights,
+        order.num_blocks,
         parts,
-        weights.numel(),
-        blocks,
+        order.places.numel(),
         hidden_size,
         inner_size,
         scale.shape[1],
@@ -159,6 +164,7 @@ def down_rows(
         block_inner=tiles.inner,
         group=tiles.group,
         weight_blocks=experts.is_quantised,
+        fetched_lines=FETCHED_LINES,
         num_warps=tiles.down_warps,
         num_stages=tiles.down_stages,
         **early_launch(activated),
@@ -166,17 +172,17 @@ def down_rows(
     return parts
 
 
-def sum_choices(parts: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
-    """Rows of ``parts`` [R * K, H] back to one a token: the choices that are here, added in their order."""
+def sum_choices(parts: torch.Tensor, order: BlockOrder, weights: torch.Tensor) -> torch.Tensor:
+    """Rows of ``parts`` in the order of blocks back to one a token: weight [R, K] times part of the choices that are here, in the order of k."""
     # Imported at the first call: CPU installations have no triton.
     import triton
 
     from crossdock_models.experts.triton.kernels.grouped_swiglu_triton import sum_choices_kernel
 
-    (num_rows, top_k), hidden_size = local_ids.shape, parts.shape[1]
+    (num_rows, top_k), hidden_size = weights.shape, parts.shape[1]
     out = torch.empty(num_rows, hidden_size, dtype=parts.dtype, device=parts.device)
     block = min(1024, triton.next_power_of_2(hidden_size))
     sum_choices_kernel[(num_rows, triton.cdiv(hidden_size, block))](
-        parts, local_ids, out, hidden_size, top_k=top_k, block=block, num_warps=4, **early_launch(parts)
+        parts, order.places, weights, out, hidden_size, top_k=top_k, block=block, num_warps=4, **early_launch(parts)
     )
     return out

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels of the two grouped products: gate and up with SwiGLU, and down with the routing weight.
+"""Triton kernels of the two grouped products, gate and up with SwiGLU and down, and of the weighted sum over a row's choices.
 
 A block of rows belongs to one expert (``block_order``). Programs of the same column tile run next to one another over the blocks of
 an expert, so that a weight tile is fetched once from memory and then found in L2.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from crossdock.ops.early_launch_triton import wait_for_inputs
+from crossdock.ops.early_launch_triton import fetch_rows, wait_for_inputs
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def tile_of(program, num_row_blocks, num_column_blocks, group: tl.constexpr):
     return first + (program % in_group) % size, (program % in_group) // size
 
 
-@triton.jit(do_not_specialize=["num_pairs", "num_row_blocks"])
+@triton.jit(do_not_specialize=["num_pairs"])
 def gate_up_kernel(
     # pointers
     rows,
@@ -29,16 +29,16 @@ def gate_up_kernel(
     scales,
     pairs,
     block_experts,
+    num_blocks,
     out,
     # sizes
     num_pairs,
-    num_row_blocks,
     hidden_size,
     inner_size,
-    top_k,
     scale_rows,
     scale_columns,
     # meta
+    top_k: tl.constexpr,
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
     block_inner: tl.constexpr,
@@ -48,9 +48,10 @@ def gate_up_kernel(
 ):
     wait_for_inputs(is_early)
     column_blocks = tl.cdiv(inner_size, block_columns)
-    row_block, column_block = tile_of(tl.program_id(0), num_row_blocks, column_blocks, group)
-    expert = tl.load(block_experts + row_block)
-    if expert >= 0:
+    num_row_blocks = tl.load(num_blocks)
+    for tile in range(tl.program_id(0), num_row_blocks * column_blocks, tl.num_programs(0)):
+        row_block, column_block = tile_of(tile, num_row_blocks, column_blocks, group)
+        expert = tl.load(block_experts + row_block)
         lane = tl.arange(0, block_rows)
         pair = tl.load(pairs + row_block * block_rows + lane)
         row = (tl.where(pair < num_pairs, pair, 0) // top_k).to(tl.int64)
@@ -87,7 +88,7 @@ def gate_up_kernel(
         tl.store(at, activated.to(out.dtype.element_ty), mask=column_inside[None, :])
 
 
-@triton.jit(do_not_specialize=["num_pairs", "num_row_blocks"])
+@triton.jit(do_not_specialize=["num_pairs"])
 def down_kernel(
     # pointers
     activated,
@@ -95,11 +96,10 @@ def down_kernel(
     scales,
     pairs,
     block_experts,
-    weights,
+    num_blocks,
     out,
     # sizes
     num_pairs,
-    num_row_blocks,
     hidden_size,
     inner_size,
     scale_rows,
@@ -110,13 +110,24 @@ def down_kernel(
     block_inner: tl.constexpr,
     group: tl.constexpr,
     weight_blocks: tl.constexpr,
+    fetched_lines: tl.constexpr,
     is_early: tl.constexpr,
 ):
-    wait_for_inputs(is_early)
+    """out[place] = down(activated[place]); places without a pair stay unwritten."""
     column_blocks = tl.cdiv(hidden_size, block_columns)
-    row_block, column_block = tile_of(tl.program_id(0), num_row_blocks, column_blocks, group)
-    expert = tl.load(block_experts + row_block)
-    if expert >= 0:
+    if is_early and fetched_lines > 0:
+        # Blocks were ordered before the launch in front of this one: while its last programs run, weights can be on the way already.
+        num_row_blocks = tl.load(num_blocks)
+        if tl.program_id(0) < num_row_blocks * column_blocks:
+            row_block, column_block = tile_of(tl.program_id(0), num_row_blocks, column_blocks, group)
+            column = tl.minimum(column_block * block_columns + tl.arange(0, block_columns), hidden_size - 1)
+            matrix_row = tl.load(block_experts + row_block).to(tl.int64) * hidden_size + column
+            fetch_rows(down, matrix_row, inner_size, fetched_lines)
+    wait_for_inputs(is_early)
+    num_row_blocks = tl.load(num_blocks)
+    for tile in range(tl.program_id(0), num_row_blocks * column_blocks, tl.num_programs(0)):
+        row_block, column_block = tile_of(tile, num_row_blocks, column_blocks, group)
+        expert = tl.load(block_experts + row_block)
         lane = tl.arange(0, block_rows)
         pair = tl.load(pairs + row_block * block_rows + lane)
         column = column_block * block_columns + tl.arange(0, block_columns)
@@ -130,24 +141,23 @@ def down_kernel(
         for start in range(0, inner_size, block_inner):
             inside = start + inner < inner_size
             x = tl.load(row_at + start, mask=inside[None, :], other=0.0)
-            tile = tl.load(weight_at + start, mask=inside[:, None] & column_inside[None, :], other=0.0)
+            weight = tl.load(weight_at + start, mask=inside[:, None] & column_inside[None, :], other=0.0)
             if weight_blocks:
                 scale_at = scales + expert.to(tl.int64) * scale_rows * scale_columns + start // 128
                 scale = tl.load(scale_at + column // 128 * scale_columns, mask=column_inside, other=0.0)
-                total += tl.dot(x, tile.to(x.dtype), input_precision="ieee") * scale[None, :]
+                total += tl.dot(x, weight.to(x.dtype), input_precision="ieee") * scale[None, :]
             else:
-                total = tl.dot(x, tile, total, input_precision="ieee")
-        weight = tl.load(weights + pair, mask=pair < num_pairs, other=0.0)
-        at = out + pair[:, None].to(tl.int64) * hidden_size + column[None, :]
-        keep = (pair < num_pairs)[:, None] & column_inside[None, :]
-        tl.store(at, (total * weight[:, None]).to(out.dtype.element_ty), mask=keep)
+                total = tl.dot(x, weight, total, input_precision="ieee")
+        at = out + place[:, None] * hidden_size + column[None, :]
+        tl.store(at, total.to(out.dtype.element_ty), mask=(pair < num_pairs)[:, None] & column_inside[None, :])
 
 
 @triton.jit
 def sum_choices_kernel(
     # pointers
     parts,
-    local_ids,
+    places,
+    weights,
     out,
     # sizes
     hidden_size,
@@ -156,13 +166,15 @@ def sum_choices_kernel(
     block: tl.constexpr,
     is_early: tl.constexpr,
 ):
-    """out[r] = sum over k, ascending, of parts[r * K + k] where the choice is here; accumulates in float32."""
+    """out[r] = sum over k, ascending, of weight * part of the choices that are here; accumulates in float32."""
     wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     total = tl.zeros((block,), dtype=tl.float32)
     for k in tl.static_range(top_k):
-        here = tl.where(tl.load(local_ids + row * top_k + k) >= 0, hidden_size, 0)
-        part = tl.load(parts + (row * top_k + k) * hidden_size + column, mask=column < here, other=0.0)
-        total += part.to(tl.float32)
+        place = tl.load(places + row * top_k + k).to(tl.int64)
+        weight = tl.load(weights + row * top_k + k)
+        here = tl.where(place >= 0, hidden_size, 0)
+        part = tl.load(parts + place * hidden_size + column, mask=column < here, other=0.0)
+        total += weight * part.to(tl.float32)
     tl.store(out + row * hidden_size + column, total.to(out.dtype.element_ty), mask=column < hidden_size)
