@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -54,6 +55,7 @@ def summary(
         print(json.dumps([_row(rank, found) for rank, found in shares.items()], indent=2))
         return
     Console().print(_table(shares))
+    Console().print(_categories(shares))
 
 
 def _row(rank: int, shares: SpanShares) -> dict[str, object]:
@@ -61,11 +63,8 @@ def _row(rank: int, shares: SpanShares) -> dict[str, object]:
 
 
 def _table(shares: dict[int, SpanShares]) -> Table:
-    table = Table(
-        "rank", "passes", "wall ms", "in flight ms", "exposed ms", "overlap ratio", "bubble", "ms by category"
-    )
+    table = Table("rank", "passes", "wall ms", "in flight ms", "exposed ms", "overlap ratio", "bubble")
     for rank, found in shares.items():
-        by_size = sorted(found.category_us.items(), key=lambda entry: -entry[1])
         table.add_row(
             str(rank),
             str(found.passes),
@@ -74,6 +73,16 @@ def _table(shares: dict[int, SpanShares]) -> Table:
             f"{found.exposed_us / 1e3:.2f}",
             f"{found.overlap_ratio:.3f}",
             f"{found.bubble:.3f}",
-            ", ".join(f"{category} {us / 1e3:.2f}" for category, us in by_size),
         )
+    return table
+
+
+def _categories(shares: dict[int, SpanShares]) -> Table:
+    """The largest first, by the sum over ranks."""
+    totals = Counter[str]()
+    for found in shares.values():
+        totals.update({name: round(us) for name, us in found.category_us.items()})
+    table = Table("ms", *(f"rank {rank}" for rank in shares))
+    for category, _ in totals.most_common():
+        table.add_row(category, *(f"{found.category_us.get(category, 0.0) / 1e3:.2f}" for found in shares.values()))
     return table
