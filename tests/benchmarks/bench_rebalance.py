@@ -23,7 +23,7 @@ from crossdock.engine_seams import AgreedStep, BetweenSteps
 from crossdock.eplb.jobs import MovingJob
 from crossdock.eplb.manager import EplbManager
 from crossdock.groups import leader_ranks
-from crossdock.host_memory import set_aside_built_objects
+from crossdock.host_memory import keep_freed_memory, set_aside_built_objects
 from crossdock.offline import offline_job
 from crossdock.offline_job import OfflineJob
 from crossdock.offline_link import OfflineLink
@@ -101,6 +101,8 @@ def measured_job(context: RankContext, job: OfflineJob, budgets: Mapping[int, in
     plan = plan_rank(job.config, context.rank)
     is_leader = plan.place.rank in leader_ranks(plan.sizes)
     link = OfflineLink(job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else [])
+    # As a server's rank does.
+    keep_freed_memory()
     # What the run before left behind is freed now: graphs and device memory go with a wait for the device, which took 150 ms of a step.
     set_aside_built_objects()
     with build_engine(plan, context.comms_of(plan.sizes), link) as engine:
