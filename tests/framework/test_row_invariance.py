@@ -171,3 +171,17 @@ def test_generated_tokens_and_their_scores_do_not_depend_on_the_batch(folders: M
         (alone,) = generate(folders["qwen3_moe"], [prompt], sampling, config)
         assert new_tokens(alone) == new_tokens(together[index])
         assert [output.logprobs for output in alone] == [output.logprobs for output in together[index]]
+
+
+def test_a_reused_prefix_changes_no_token_and_no_score(folders: Mapping[str, Path]) -> None:
+    config = config_of(folders["deepseek_v3"])
+    shared = [(11 * place) % 96 for place in range(21)]
+    prompts = [shared, [*shared, 5, 6, 7], [*shared[:13], 9], [*shared, 5, 6, 7]]
+    sampling = attrs.evolve(GREEDY, logprobs=2)
+    results: list[list[object]] = []
+    for reuses in (True, False):
+        scheduler = attrs.evolve(config.scheduler, max_running_requests=1, prefix_cache=reuses)
+        outputs = generate(folders["deepseek_v3"], prompts, sampling, attrs.evolve(config, scheduler=scheduler))
+        assert any(output.cached_tokens for each in outputs for output in each) == reuses
+        results.append([[(output.token_ids, output.logprobs) for output in each] for each in outputs])
+    assert results[0] == results[1]
