@@ -69,18 +69,17 @@ class PlanningJob:
 
     def share(self, world: GroupComm, live: LivePlacement) -> Placement:
         """The first rank's placement on every rank; its forecast goes to ``progress``. A collective of host tensors."""
-        shape = live.slots.shape
-        numbers = torch.zeros(4, dtype=torch.float64)
-        slots = torch.zeros(shape, dtype=torch.int64)
+        # One message: four numbers, then the slots.
+        message = torch.zeros(4 + live.slots.size, dtype=torch.int64)
+        numbers, slots = message[:4].view(torch.float64), message[4:].view(live.slots.shape)
         if self.plan is not None:
             planned = self.plan.result
-            numbers = torch.tensor(
-                [planned.gain_s, planned.price_s, planned.balancedness_before, planned.balancedness_after],
-                dtype=torch.float64,
-            )
-            slots = torch.from_numpy(planned.slots.array().copy())
-        numbers, slots = world.broadcast(numbers, 0), world.broadcast(slots, 0)
-        gain_s, price_s, before, after = numbers.tolist()
+            numbers[0], numbers[1] = planned.gain_s, planned.price_s
+            numbers[2], numbers[3] = planned.balancedness_before, planned.balancedness_after
+            slots.copy_(torch.from_numpy(planned.slots.array().copy()))
+        message = world.broadcast(message, 0)
+        gain_s, price_s, before, after = message[:4].view(torch.float64).tolist()
+        slots = message[4:].view(live.slots.shape)
         self.progress.predicted(gain_s=gain_s, price_s=price_s, before=before, after=after)
         return Placement.from_physical(slots.numpy(), live.maps.replica_counts.shape[1])
 
@@ -133,8 +132,8 @@ class MovingJob:
             return Vote.BUSY, ""
         return Vote.LATE, f"experts of MoE layer row {self.rows[0]} did not arrive in time"
 
-    def next_phase(self) -> bool:
-        """Every rank is done with what it was at; True when the layer is to switch now."""
+    def next_phase(self) -> None:
+        """Every rank is done with what it was at. A layer that is ready switches from the next step on: this one has voted."""
         assert self.transfer is not None, "it was prepared"
         if not self.is_open:
             self.is_open = True
@@ -143,7 +142,6 @@ class MovingJob:
             self.is_staged = True
         else:
             self.groups.extend(self.transfer.plan.groups)
-        return bool(self.groups)
 
     def wait_briefly(self, seconds: float) -> None:
         if self.transfer is None:

@@ -169,8 +169,8 @@ class EplbManager:
             self._decide(job)
         elif isinstance(job, PlanningJob):
             self._take_plan(job)
-        elif job.next_phase():
-            self._switch_group(job)
+        else:
+            job.next_phase()
 
     def _give_up(self, job: CountingJob | PlanningJob | MovingJob, why: str) -> None:
         """All ranks together: the layer under way keeps its placement, and a later decision tries again."""
