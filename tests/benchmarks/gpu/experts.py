@@ -62,7 +62,7 @@ def median_us(call: Callable[[], Any], inner: int) -> float:
 def eager_us(call: Callable[[], Any], inner: int = 1) -> float:
     for _ in range(3):
         call()
-    times = []
+    times: list[float] = []
     for _ in range(REPEATS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
