@@ -109,7 +109,7 @@ class Bench:
         strategies["two_batch"] = make_strategy("two_batch", {"lends_sms": not arguments.keep_sms})
         strategies["halves"] = Halves(not arguments.keep_sms)
         self.executors = {name: Executor(built.model, one) for name, one in strategies.items()}
-        self.takes_budget = arguments.experts == "deep_gemm" and not arguments.keep_sms
+        self.takes_budget = arguments.experts in ("deep_gemm", "triton") and not arguments.keep_sms
         self.step = 0
         self.logits = torch.empty(0)
         """Of the last pass."""
