@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import psutil
@@ -44,7 +44,7 @@ def make_runtime_folder(parent: Path | None = None) -> Path:
 
 
 @contextlib.contextmanager
-def runtime_folder() -> Iterator[Path]:
+def runtime_folder() -> Generator[Path]:
     """A folder of ``make_runtime_folder`` that is removed at the end of the block."""
     folder = make_runtime_folder()
     try:
