@@ -35,6 +35,10 @@ MLA_PREFILL = PrefillTile(rows=128, tokens=64, warps=8, stages=3)
 """Keys of 192 leave no room for two. H200, 4 x 4096 tokens, 16 heads: 424 TFLOP/s, against 419 with tiles of 64 x 64."""
 
 
+NARROWEST = 32
+"""Heads for the products of a group of four warps. Narrower ones (12 and 10) ended in an illegal access on an H200 in bf16, not in float32, which
+does not use those products; they get the products of single warps."""
+NARROW_WARPS = 2
 SHARED_BYTES = 225_000
 """Of a multiprocessor of an H100 or H200, 227 KiB, without what a kernel needs beside its tiles."""
 
@@ -87,6 +91,7 @@ def prefill(
     key_dim, rest_dim = k.shape[2], query_dim - k.shape[2]
     value_dim = v.shape[2]
     rest_block = max(16, triton.next_power_of_2(rest_dim)) if rest_dim else 16
+    is_narrow = q.element_size() == 2 and min(key_dim, value_dim) < NARROWEST
     described = page_table is None or page_tokens % tile.tokens == 0
     described = described and all(can_describe(part) for part in (k, k_rest, v))
     table = page_table if page_table is not None else kv_starts
@@ -118,10 +123,10 @@ def prefill(
         value_block=max(16, triton.next_power_of_2(value_dim)),
         rows_block=tile.rows,
         tokens_block=tile.tokens,
-        num_warps=tile.warps,
+        num_warps=NARROW_WARPS if is_narrow else tile.warps,
         num_stages=stages_that_fit(tile, query_dim, value_dim, q.element_size()),
         # Products of float32 run outside the tensor cores and need what they need.
-        maxnreg=tile.registers if q.element_size() == 2 else None,
+        maxnreg=None if is_narrow or q.element_size() > 2 else tile.registers,
     )
 
 
