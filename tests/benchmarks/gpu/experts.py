@@ -19,7 +19,12 @@ import attrs
 import torch
 from crossdock_models.experts.triton.kernels.block_order import BlockOrder, block_order
 from crossdock_models.experts.triton.kernels.few_rows import FewTile, few_rows_swiglu
-from crossdock_models.experts.triton.kernels.grouped_large import LARGE_TILES, LargeTiles, large_down, large_gate_up
+from crossdock_models.experts.triton.kernels.grouped_large import (
+    LargeTiles,
+    choose_large_tiles,
+    large_down,
+    large_gate_up,
+)
 from crossdock_models.experts.triton.kernels.grouped_swiglu import (
     GroupedWeights,
     down_rows,
@@ -119,7 +124,6 @@ LARGE_VARIANTS: tuple[dict[str, int], ...] = (
     {"group": 2},
     {"group": 8},
     {"group": 16},
-    {"down_columns": 128, "down_stages": 4},
 )
 """Changes to the tiles of prefill."""
 FEW_VARIANTS = (
@@ -219,8 +223,9 @@ def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> 
         row["error"] = round(float((got - want).norm() / want.norm()), 5)
     if experts.takes_large(rows * top_k / num_experts):
         variants = LARGE_VARIANTS if tune else ({},)
+        large = choose_large_tiles(rows * top_k / num_experts)
         row["parts"] = {
-            str(change): part_us(x, ids, weights, experts, attrs.evolve(LARGE_TILES, **change)) for change in variants
+            str(change): part_us(x, ids, weights, experts, attrs.evolve(large, **change)) for change in variants
         }
     elif rows <= 4:
         row["few"] = few_us(x, ids, weights, experts)

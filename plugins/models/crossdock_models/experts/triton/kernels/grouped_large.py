@@ -23,29 +23,35 @@ class LargeTiles:
     down_columns: int = 256
     inner: int = 64
     group: int = 4
-    gate_warps: int = 8
-    down_warps: int = 8
+    warps: int = 8
     gate_stages: int = 4
     down_stages: int = 3
-    gate_programs: int = 1
-    down_programs: int = 1
-    """Programs a multiprocessor; with two, one computes while the other stores."""
 
 
 LARGE_TILES = LargeTiles()
-"""Prefill on an H200: 16,384 rows of the Qwen3-30B shape 1,330 + 720 us, of the V2-Lite shape 1,802 + 927 us (``docs/gpu-notebook.md``)."""
+VERY_LARGE_TILES = LargeTiles(gate_stages=3)
+"""Prefill on an H200, from 512 rows an expert on (``docs/gpu-notebook.md``)."""
+VERY_LARGE_ROWS = 512
+
+
+def choose_large_tiles(rows_per_expert: float) -> LargeTiles:
+    """The entry for the mean number of rows an expert gets."""
+    return VERY_LARGE_TILES if rows_per_expert >= VERY_LARGE_ROWS else LARGE_TILES
 
 
 def large_gate_up(
     rows: torch.Tensor, top_k: int, order: BlockOrder, gate_up: torch.Tensor, tiles: LargeTiles, sm_budget: int | None
 ) -> torch.Tensor:
-    """silu(gate) * up of every pair in its order: [blocks * tile rows, I]; gate_up [S, 2I, H] contiguous."""
+    """silu(gate) * up of every pair in its order: [blocks * tile rows, I]; gate_up [S, 2I, H] contiguous.
+
+    Half blocks of ``order`` cost half; their second half stays unwritten.
+    """
     # Imported at the first call: CPU installations have no triton.
     from crossdock_models.experts.triton.kernels.grouped_large_triton import large_gate_up_kernel
 
     hidden_size, inner_size = gate_up.shape[2], gate_up.shape[1] // 2
     out = torch.empty(order.pairs.numel(), inner_size, dtype=rows.dtype, device=rows.device)
-    large_gate_up_kernel[(programs_of(rows, sm_budget) * tiles.gate_programs,)](
+    large_gate_up_kernel[(programs_of(rows, sm_budget),)](
         rows,
         _described(gate_up.view(-1, inner_size, hidden_size), 2, tiles.gate_columns, tiles.inner),
         order.pairs,
@@ -61,7 +67,7 @@ def large_gate_up(
         block_columns=tiles.gate_columns,
         block_inner=tiles.inner,
         group=tiles.group,
-        num_warps=tiles.gate_warps,
+        num_warps=tiles.warps,
         num_stages=tiles.gate_stages,
         **early_launch(rows),
     )
@@ -77,12 +83,10 @@ def large_down(
 
     hidden_size, inner_size = down.shape[1], down.shape[2]
     out = torch.empty(order.pairs.numel(), hidden_size, dtype=activated.dtype, device=activated.device)
-    large_down_kernel[(programs_of(activated, sm_budget) * tiles.down_programs,)](
+    large_down_kernel[(programs_of(activated, sm_budget),)](
         _described(activated, tiles.rows, tiles.inner),
-        _described(activated, tiles.rows // 2, tiles.inner),
         _described(down.view(-1, inner_size), tiles.down_columns, tiles.inner),
-        _described(out, tiles.rows, tiles.down_columns // tiles.down_programs),
-        _described(out, tiles.rows // 2, tiles.down_columns // tiles.down_programs),
+        _described(out, tiles.rows, tiles.down_columns),
         order.block_experts,
         order.num_blocks,
         hidden_size,
@@ -91,8 +95,7 @@ def large_down(
         block_columns=tiles.down_columns,
         block_inner=tiles.inner,
         group=tiles.group,
-        pieces=tiles.down_programs,
-        num_warps=tiles.down_warps,
+        num_warps=tiles.warps,
         num_stages=tiles.down_stages,
         **early_launch(activated),
     )

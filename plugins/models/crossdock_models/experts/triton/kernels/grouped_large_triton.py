@@ -103,51 +103,11 @@ def large_gate_up_kernel(
 
 
 @triton.jit
-def walk_down(
-    activated,
-    down,
-    out,
-    block_experts,
-    num_blocks,
-    hidden_size,
-    inner_size,
-    block_rows: tl.constexpr,
-    tile_rows: tl.constexpr,
-    block_columns: tl.constexpr,
-    block_inner: tl.constexpr,
-    group: tl.constexpr,
-    pieces: tl.constexpr,
-):
-    """Tiles of ``tile_rows`` rows, at the head of blocks of ``block_rows``."""
-    column_blocks = tl.cdiv(hidden_size, block_columns)
-    first, end, num_row_blocks, in_front = tiles_of(num_blocks, column_blocks, tile_rows != block_rows)
-    for tile in tl.range(first, end, tl.num_programs(0), flatten=True):
-        row_block, column_block = tile_of(tile - in_front * column_blocks, num_row_blocks, column_blocks, group)
-        row_block += in_front
-        expert = tl.load(block_experts + row_block)
-        total = tl.zeros((tile_rows, block_columns), dtype=tl.float32)
-        for start in range(0, inner_size, block_inner):
-            x = activated.load([row_block * block_rows, start])
-            weight = down.load([expert * hidden_size + column_block * block_columns, start])
-            total = tl.dot(x, weight.T, total, input_precision="ieee")
-        row, column = row_block * block_rows, column_block * block_columns
-        if pieces == 2:
-            # Half of the shared memory for the way out, so that two programs fit.
-            left, right = tl.split(tl.permute(tl.reshape(total, (tile_rows, 2, block_columns // 2)), (0, 2, 1)))
-            out.store([row, column], left.to(out.dtype))
-            out.store([row, column + block_columns // 2], right.to(out.dtype))
-        else:
-            out.store([row, column], total.to(out.dtype))
-
-
-@triton.jit
 def large_down_kernel(
-    # pointers (descriptors: activated and half_activated over [places, I], down over [S * H, I], out and half_out over [places, H])
+    # pointers (activated, down, out: descriptors over [places, I], [S * H, I] and [places, H])
     activated,
-    half_activated,
     down,
     out,
-    half_out,
     block_experts,
     num_blocks,
     # sizes
@@ -158,12 +118,18 @@ def large_down_kernel(
     block_columns: tl.constexpr,
     block_inner: tl.constexpr,
     group: tl.constexpr,
-    pieces: tl.constexpr,
     is_early: tl.constexpr,
 ):
-    """out[place] = down(activated[place])."""
+    """out[place] = down(activated[place]). Half blocks are taken for whole ones: here tiles of half the rows cost more than they spare."""
     wait_for_inputs(is_early)
-    walk_down(activated, down, out, block_experts, num_blocks, hidden_size, inner_size,
-              block_rows, block_rows, block_columns, block_inner, group, pieces)  # fmt: skip
-    walk_down(half_activated, down, half_out, block_experts, num_blocks, hidden_size, inner_size,
-              block_rows, block_rows // 2, block_columns, block_inner, group, pieces)  # fmt: skip
+    num_row_blocks = tl.load(num_blocks)
+    column_blocks = tl.cdiv(hidden_size, block_columns)
+    for tile in tl.range(tl.program_id(0), num_row_blocks * column_blocks, tl.num_programs(0), flatten=True):
+        row_block, column_block = tile_of(tile, num_row_blocks, column_blocks, group)
+        expert = tl.load(block_experts + row_block)
+        total = tl.zeros((block_rows, block_columns), dtype=tl.float32)
+        for start in range(0, inner_size, block_inner):
+            x = activated.load([row_block * block_rows, start])
+            weight = down.load([expert * hidden_size + column_block * block_columns, start])
+            total = tl.dot(x, weight.T, total, input_precision="ieee")
+        out.store([row_block * block_rows, column_block * block_columns], total.to(out.dtype))

@@ -10,7 +10,12 @@ from crossdock.ops.early_launch import early_launch
 
 from crossdock_models.experts.triton.kernels.block_order import BlockOrder, block_order
 from crossdock_models.experts.triton.kernels.few_rows import are_few, few_rows_swiglu
-from crossdock_models.experts.triton.kernels.grouped_large import LARGE_TILES, large_down, large_gate_up
+from crossdock_models.experts.triton.kernels.grouped_large import (
+    LARGE_TILES,
+    choose_large_tiles,
+    large_down,
+    large_gate_up,
+)
 from crossdock_models.experts.triton.kernels.tiles import MOST_MIDDLING_ROWS, Tiles, choose_tiles
 
 FETCHED_LINES = 4
@@ -73,9 +78,10 @@ def grouped_swiglu(
     if tiles is None and not experts.is_quantised and are_few(local_ids, experts.num_experts):
         return few_rows_swiglu(rows, local_ids, weights, experts.gate_up, experts.down)
     if tiles is None and experts.takes_large(rows_per_expert):
-        order = block_order(local_ids, experts.num_experts, LARGE_TILES.rows, halves=True)
-        activated = large_gate_up(rows, top_k, order, experts.gate_up, LARGE_TILES, sm_budget)
-        parts = large_down(activated, order, experts.down, LARGE_TILES, sm_budget)
+        large = choose_large_tiles(rows_per_expert)
+        order = block_order(local_ids, experts.num_experts, large.rows, halves=True)
+        activated = large_gate_up(rows, top_k, order, experts.gate_up, large, sm_budget)
+        parts = large_down(activated, order, experts.down, large, sm_budget)
         return sum_choices(parts, order, weights)
     tiles = tiles or choose_tiles(rows_per_expert, experts.is_quantised)
     order = block_order(local_ids, experts.num_experts, tiles.rows)
