@@ -28,7 +28,7 @@ def dispatch_step(plan: StepPlan, input_rows: Layout, sizes: ParallelSizes, *, e
     counts = tuple(rows_of_rank(input_rows, plan.padded_tokens, rank, sizes) for rank in range(sizes.ranks))
     return DispatchStep(
         mode=plan.dispatch_mode,
-        bucket=plan.bucket,
+        bucket=None if plan.bucket is None else max(counts),
         epoch=epoch,
         micro_batches=2 if plan.overlap else 1,
         source_counts=counts,

@@ -33,4 +33,21 @@ def test_a_step_says_how_many_rows_every_rank_brings() -> None:
         bucket=4,
     )
     step = dispatch_step(plan, LOCAL_ROWS, SIZES, epoch=2)
-    assert (step.source_counts, step.mode, step.bucket, step.epoch) == ((2, 2, 1, 1), DispatchMode.LOW_LATENCY, 4, 2)
+    assert (step.source_counts, step.mode, step.bucket, step.epoch) == ((2, 2, 1, 1), DispatchMode.LOW_LATENCY, 2, 2)
+
+
+@pytest.mark.parametrize(("layout", "rows"), [(FULL_ROWS, 16), (ATTN_ROWS, 8), (LOCAL_ROWS, 4)])
+def test_a_captured_step_counts_its_bucket_in_the_rows_that_the_dispatcher_takes(layout: Layout, rows: int) -> None:
+    plan = StepPlan(
+        step=1,
+        eplb_pass=0,
+        live_tokens=(3, 0),
+        padded_tokens=(8, 8),
+        padding_mode=PaddingMode.MAX_LEN,
+        forward_mode=ForwardMode.DECODE,
+        dispatch_mode=DispatchMode.NORMAL,
+        overlap=False,
+        overlap_reason="",
+        bucket=8,
+    )
+    assert dispatch_step(plan, layout, SIZES).bucket == rows == rows_of_rank(layout, plan.padded_tokens, 0, SIZES)

@@ -113,6 +113,7 @@ class DispatchStep:
 
     mode: DispatchMode = DispatchMode.NORMAL
     bucket: int | None = None
+    """Rows that every rank brings in a captured step, padding included, in the layout that the dispatcher takes; None in an eager one."""
     capacity: int | None = None
     epoch: int = 0
     micro_batches: int = 1
