@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from crossdock_dispatchers.nvlink.options import NvlinkOptions
 
 
-def nvlink_capabilities(sizes: ParallelSizes, options: NvlinkOptions, capacity: int | None) -> DispatcherCapabilities:
-    """Rank-local rows in and out, owing nothing; the expert group must be all ranks, all in one NVLink domain."""
+def nvlink_capabilities(sizes: ParallelSizes, options: NvlinkOptions) -> DispatcherCapabilities:
+    """Rank-local rows in and out, owing nothing; the expert group must be all ranks, all in one NVLink domain.
+
+    No capacity of its own: buffers are made for the rows that the limits of the configuration allow.
+    """
     local_rows = drop_unit_axes(LOCAL_ROWS, sizes)
     return DispatcherCapabilities(
         devices=frozenset({"cuda"}),
@@ -26,7 +29,6 @@ def nvlink_capabilities(sizes: ParallelSizes, options: NvlinkOptions, capacity: 
         needs_full_ep=True,
         rank_invariant_picks_needed=False,
         graph_capture=True,
-        capacity_rows_per_rank=capacity,
         wire_dtypes=frozenset({WireDtype.FP8_BLOCK if options.wire == "fp8" else WireDtype.NATIVE}),
         split_is_useful=sizes.moe_ep_size > 1,
         max_in_flight=2,

@@ -66,7 +66,7 @@ class NvlinkDispatcher:
         if spec.max_rows_per_rank < 1:
             raise CapacityTooSmall("dispatcher nvlink needs a capacity of at least 1 row a rank", needed=1)
         self._spec = spec
-        self._capabilities = nvlink_capabilities(spec.sizes, options, spec.max_rows_per_rank)
+        self._capabilities = nvlink_capabilities(spec.sizes, options)
         self._rank = spec.comms.moe_ep.rank
         self._multiprocessors = torch.cuda.get_device_properties(spec.device).multi_processor_count
         self._programs = options.programs or self._multiprocessors

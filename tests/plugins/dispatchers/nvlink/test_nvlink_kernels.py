@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from crossdock.errors import DispatchMisuse
 from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
 from crossdock_dispatchers.nvlink.kernels.put_rows_torch import put_rows_torch
 from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS, quantise_rows
@@ -190,6 +191,14 @@ def test_outputs_come_home_summed_in_rank_order(counts: tuple[int, ...], chunks:
                      programs=programs, chunks=chunks, put=put, reduce=reduce, synchronise=False)  # fmt: skip
     for rank, (_, ids, _) in enumerate(batches):
         assert torch.equal(results[rank], sum_rows_torch(outs, ids, rank, bucket, SLOTS))
+
+
+def test_outputs_of_another_dtype_than_the_wire_home_are_refused() -> None:
+    slot = HostDomain(WORLD).slots(torch.float16, 40, False, 2, 1)[0]
+    ids = torch.zeros(1, TOP_K, dtype=torch.int64, device=DEVICE)
+    outs, out = torch.zeros(WORLD, 40, device=DEVICE), torch.zeros(1, 40, dtype=torch.float16, device=DEVICE)
+    with pytest.raises(DispatchMisuse, match="convert it"):
+        sum_rows(outs, ids, slot, out, rank=0, bucket=1, slots_per_rank=SLOTS, programs=2, chunks=1)
 
 
 def test_a_program_sends_no_more_pieces_than_it_has_tiles() -> None:

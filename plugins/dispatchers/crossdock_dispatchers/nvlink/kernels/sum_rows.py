@@ -34,7 +34,7 @@ def sum_rows(
     expert_out [world * bucket, H] contiguous, row s * bucket + t = weighted sum of this rank's experts for token t of source s;
     topk_ids [n, K] int64 physical, this rank's own; out [n, H]. Accumulates in float32, ranks ascending. ``chunks`` pieces a program, equal
     on all ranks: with two or more a piece is summed while another goes out.
-    Errors: ``DispatchMisuse`` for shapes that do not fit.
+    Errors: ``DispatchMisuse`` for shapes that do not fit and another dtype than that of ``homes``.
     """
     # Imported at the first call: CPU installations have no triton.
     import triton
@@ -48,6 +48,8 @@ def sum_rows(
         raise DispatchMisuse(
             f"nvlink combine wants expert_out [{world * bucket}, {hidden_size}], got {list(expert_out.shape)}"
         )
+    if expert_out.dtype != slot.homes.local.dtype:
+        raise DispatchMisuse(f"nvlink combine sends {slot.homes.local.dtype} home, got {expert_out.dtype}; convert it")
     if synchronise and programs * chunks > slot.sum_flags.local.shape[1]:
         raise DispatchMisuse(f"nvlink combine with {programs} x {chunks} flags, has {slot.sum_flags.local.shape[1]}")
     tile = copy_tile(bucket, programs, hidden_size)
