@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from crossdock.groups import align_rows
 from crossdock.hookapi import hookimpl
 from crossdock.options import read_options
 from crossdock.types.capability import Refusal
@@ -45,5 +44,4 @@ def dispatcher_capabilities(options: Mapping[str, object], env: Environment) -> 
             code="one_nvlink_domain",
             sentence=f"dispatcher nvlink needs all ranks in one NVLink domain, got {env.num_nodes} nodes; choose deepep or alltoallv",
         )
-    rows_a_rank = align_rows(env.max_rows_per_rank, env.sizes.attn_tp_size) // env.sizes.attn_tp_size
-    return nvlink_capabilities(env.sizes, chosen, rows_a_rank or None)
+    return nvlink_capabilities(env.sizes, chosen)
