@@ -30,20 +30,24 @@ from crossdock.types.capability import Environment
 from crossdock.types.dispatch import DispatcherCapabilities, DispatcherSpec, DispatchStep, Pending, ReceiveLayout
 from crossdock.types.parallel import ParallelSizes
 
+ANNOUNCED_ROWS = 64
+"""Rows a rank, where the kit asks the hook and the object the same."""
 _UNINITIALISED = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
 
 
 def declared_capabilities(
-    name: str, options: Mapping[str, object], sizes: ParallelSizes, device: str = "cpu"
+    name: str, options: Mapping[str, object], sizes: ParallelSizes, device: str = "cpu", rows: int = 0
 ) -> DispatcherCapabilities:
-    """What the plugin's hook says for a layout.
+    """What the plugin's hook says for a layout in which a rank brings at most so many rows; 0 leaves that open.
 
     Raises:
         NotCheckable: it refuses, cannot say, or runs on other devices only.
     """
     dtype = "float32" if device == "cpu" else "bfloat16"
     packages = frozenset(module.name for module in pkgutil.iter_modules())
-    env = Environment(device=device, sizes=sizes, dtype=dtype, packages=packages)
+    env = Environment(
+        device=device, sizes=sizes, dtype=dtype, packages=packages, max_rows_per_rank=rows * sizes.attn_tp_size
+    )
     found = call_hook(load_plugin("dispatcher", name), "dispatcher_capabilities", options=options, env=env)
     if not isinstance(found, DispatcherCapabilities):
         raise NotCheckable(f"dispatcher_capabilities answered {found!r}")
@@ -256,6 +260,6 @@ def too_large(context: RankContext, name: str, options: Mapping[str, object], si
 def own_capabilities(
     context: RankContext, name: str, options: Mapping[str, object], sizes: ParallelSizes
 ) -> DispatcherCapabilities:
-    """What the built dispatcher says about itself."""
+    """What the dispatcher that is built for ``ANNOUNCED_ROWS`` a rank says about itself."""
     scenario = DispatchScenario(sizes=sizes, live_tokens=(1,) * sizes.attn_dp_size)
-    return build_dispatcher(context, name, options, scenario).capabilities
+    return build_dispatcher(context, name, options, scenario, max_rows_per_rank=ANNOUNCED_ROWS).capabilities

@@ -53,13 +53,13 @@ def two_ranks(case: PluginCase) -> ParallelSizes:
     return layouts_of(case, 2)[0]
 
 
-def capabilities_of(case: PluginCase, sizes: ParallelSizes) -> DispatcherCapabilities:
-    """What the plugin's hook says for a layout.
+def capabilities_of(case: PluginCase, sizes: ParallelSizes, rows: int = 0) -> DispatcherCapabilities:
+    """What the plugin's hook says for a layout, and for at most so many rows a rank; 0 leaves that open.
 
     Raises:
         NotCheckable: it refuses, cannot say, or runs on other devices only.
     """
-    return declared_capabilities(case.name, case.options, sizes, case.device)
+    return declared_capabilities(case.name, case.options, sizes, case.device, rows)
 
 
 def _is_served(case: PluginCase, sizes: ParallelSizes) -> bool:

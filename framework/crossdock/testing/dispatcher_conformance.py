@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from crossdock.testing.conformance import NotCheckable, PluginCase, check_of
 from crossdock.testing.dispatch_flights import (
+    ANNOUNCED_ROWS,
     FlightReport,
     fly,
     fly_poisoned,
@@ -179,7 +180,7 @@ def check_it_can_do_what_its_hook_said(case: PluginCase) -> None:
     for ranks in world_sizes(case):
         for sizes in layouts_of(case, ranks):
             for found in case.pool_of(ranks).run(own_capabilities, case.name, dict(case.options), sizes):
-                wanted = capabilities_of(case, sizes)
+                wanted = capabilities_of(case, sizes, ANNOUNCED_ROWS)
                 assert found == wanted, f"the object says {found}, dispatcher_capabilities said {wanted}"
 
 
