@@ -69,13 +69,22 @@ ALWAYS_INLINE float largest(floats x) {
 #endif
 }
 
+/* Lanes of vector v of a block whose token is one of the first `seen`. */
+ALWAYS_INLINE ints lanes_seen(int v, int64_t seen) {
+    ints token;
+    for (int lane = 0; lane < LANES; lane++) token[lane] = v * LANES + lane;
+    return token < (ints){} + (int32_t)(seen < BLOCK_OUTPUTS ? seen : BLOCK_OUTPUTS);
+}
+
 /* Scores of a block become weights of a row that sees `seen` of its tokens; sums taken under a smaller maximum are scaled down. */
 ALWAYS_INLINE void block_softmax(struct tile_state *state, size_t m, int64_t seen, float *sums, size_t value_dim) {
     float *scores = state->weights[m];
-    if (seen < BLOCK_OUTPUTS)
-        for (int64_t t = seen < 0 ? 0 : seen; t < BLOCK_OUTPUTS; t++) scores[t] = -INFINITY;
+    const floats nothing = (floats){} - INFINITY;
     floats x[BLOCK_VECTORS];
-    for (int v = 0; v < BLOCK_VECTORS; v++) x[v] = load_f32(scores + v * LANES);
+    for (int v = 0; v < BLOCK_VECTORS; v++) {
+        ints shown = lanes_seen(v, seen);
+        x[v] = (floats)(((ints)load_f32(scores + v * LANES) & shown) | ((ints)nothing & ~shown));
+    }
     float top = state->maxima[m];
     for (int v = 0; v < BLOCK_VECTORS; v++) top = fmaxf(top, largest(x[v]));
     if (top > state->maxima[m]) {
@@ -85,12 +94,10 @@ ALWAYS_INLINE void block_softmax(struct tile_state *state, size_t m, int64_t see
         state->maxima[m] = top;
     }
     for (int v = 0; v < BLOCK_VECTORS; v++) {
-        floats weights = exp_lanes(x[v] - top);
+        floats weights = (floats)((ints)exp_lanes(x[v] - top) & lanes_seen(v, seen));
         *(floats_at *)(scores + v * LANES) = (floats_at)weights;
+        state->totals[m] += weights;
     }
-    if (seen < BLOCK_OUTPUTS)
-        for (int64_t t = seen < 0 ? 0 : seen; t < BLOCK_OUTPUTS; t++) scores[t] = 0;
-    for (int v = 0; v < BLOCK_VECTORS; v++) state->totals[m] += load_f32(scores + v * LANES);
 }
 
 /* sums[m] += weights[m] . values, for `rows` rows (a constant after inlining) and one block of tokens. */
