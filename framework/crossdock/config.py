@@ -145,7 +145,7 @@ class EplbConfig:
     )
     max_step_bytes: int = option(
         "bytes that a rank sends, and receives, for a rebalance between two steps",
-        default=1 << 25,
+        default=1 << 24,
         validator=at_least(1),
     )
     experts_from: Literal["peers", "checkpoint"] = option(

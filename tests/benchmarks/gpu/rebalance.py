@@ -172,9 +172,11 @@ def main() -> None:
     parser.add_argument("--interval", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
-        "--one-run", action="store_true", help="quiet steps are those of the same run before the first decision"
+        "--one-run",
+        action="store_true",
+        help="quiet steps are those of the same run before the first decision, whose sequences are shorter: an upper bound",
     )
-    parser.add_argument("--max-step-bytes", type=int, default=1 << 25)
+    parser.add_argument("--max-step-bytes", type=int, default=1 << 24)
     parser.add_argument(
         "--budgets", nargs="*", default=[], help="STEP:BYTES: from that step on another budget, with --one-run"
     )
