@@ -127,7 +127,8 @@ def prefill_case(heads: int, key_heads: int, key_dim: int, value_dim: int) -> di
         results[name] = value
         print(name, value, flush=True)
 
-    for tile in (PrefillTile(rows=r, tokens=t, warps=w, stages=n) for r, t, w, n in PREFILL_TILES):
+    others = [PrefillTile(rows=r, tokens=t, warps=w, stages=n) for r, t, w, n in PREFILL_TILES]
+    for tile in dict.fromkeys((GQA_PREFILL, MLA_PREFILL, *others)):
         blocks = torch.tensor(query_blocks(spans, tile.rows), dtype=torch.int32, device=device)
 
         def packed(t: PrefillTile = tile, b: torch.Tensor = blocks) -> None:
@@ -136,7 +137,9 @@ def prefill_case(heads: int, key_heads: int, key_dim: int, value_dim: int) -> di
         def paged(t: PrefillTile = tile, b: torch.Tensor = blocks) -> None:
             prefill(q, k, v, out, b, scale, page_table=table, page_tokens=PAGE, tile=t)
 
-        name = f"{tile.rows} x {tile.tokens} w{tile.warps} s{tile.stages}"
+        name = f"{tile.rows} x {tile.tokens} w{tile.warps} s{tile.stages}" + (
+            f" r{tile.registers}" if tile.registers else ""
+        )
         note(f"packed {name}", measured(packed))
         if tile in (GQA_PREFILL, MLA_PREFILL):
             note(f"paged {name}", measured(paged))
