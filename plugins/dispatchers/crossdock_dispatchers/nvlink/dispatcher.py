@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 from crossdock.errors import CapacityTooSmall
+from crossdock.ops.fp8_block_torch import BLOCK
 from crossdock.rows import Rows
 from crossdock.types.dispatch import Pending, Received, ReceiveLayout, ScaleForm
 
 from crossdock_dispatchers.nvlink.capabilities import nvlink_capabilities
 from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
-from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS
 from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows, useful_chunks, wait_outputs
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers, SymmetricAllocator, allocate_slot
 
@@ -84,7 +84,7 @@ class NvlinkDispatcher:
                 top_k=spec.top_k,
                 dtype=spec.dtype,
                 wire_dtype=torch.float8_e4m3fn if quantised else spec.dtype,
-                scale_block=BLOCK_ELEMENTS if quantised else None,
+                scale_block=BLOCK if quantised else None,
                 programs=max(self._programs, self._overlap_programs),
                 chunks=self._chunks,
             )

@@ -19,7 +19,7 @@ class NvlinkOptions:
     )
     overlap_programs: int = option(
         "programs of a transfer while other work runs beside it (two micro-batches in flight)",
-        default=24,
+        default=8,
         validator=attrs.validators.ge(1),
     )
     chunks: int = option(

@@ -14,9 +14,10 @@ import attrs
 import pytest
 import torch
 from crossdock.errors import DispatchMisuse
+from crossdock.ops.fp8_block_torch import BLOCK
+from crossdock.ops.quantise_rows_torch import quantise_rows_torch
 from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
 from crossdock_dispatchers.nvlink.kernels.put_rows_torch import put_rows_torch
-from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS, quantise_rows
 from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows, useful_chunks, wait_outputs
 from crossdock_dispatchers.nvlink.kernels.sum_rows_torch import sum_rows_torch
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers, allocate_slot
@@ -73,7 +74,7 @@ class HostDomain:
                 top_k=TOP_K,
                 dtype=dtype,
                 wire_dtype=torch.float8_e4m3fn if quantised else dtype,
-                scale_block=BLOCK_ELEMENTS if quantised else None,
+                scale_block=BLOCK if quantised else None,
                 programs=programs,
                 chunks=chunks,
             )
@@ -135,9 +136,9 @@ def test_the_fp8_wire_carries_representable_values_exactly() -> None:
     batches = []
     for hidden, ids, weights in routed(5, counts, hidden_size, torch.float32):
         exact = (hidden * 100).clamp(-440, 440).to(torch.float8_e4m3fn).float()
-        exact.view(len(hidden), -1, BLOCK_ELEMENTS)[:, :, 0] = 448.0
-        powers = 2.0 ** torch.randint(-6, 3, (len(hidden), hidden_size // BLOCK_ELEMENTS), generator=generator)
-        batches.append((exact * powers.repeat_interleave(BLOCK_ELEMENTS, 1).to(DEVICE), ids, weights))
+        exact.view(len(hidden), -1, BLOCK)[:, :, 0] = 448.0
+        powers = 2.0 ** torch.randint(-6, 3, (len(hidden), hidden_size // BLOCK), generator=generator)
+        batches.append((exact * powers.repeat_interleave(BLOCK, 1).to(DEVICE), ids, weights))
     for rank, (hidden, ids, weights) in enumerate(batches):
         put_rows(
             hidden,
@@ -154,12 +155,12 @@ def test_the_fp8_wire_carries_representable_values_exactly() -> None:
     for holder, slot in enumerate(slots):
         assert slot.scales is not None
         for source, (hidden, ids, _) in enumerate(batches):
-            payload, scales = quantise_rows(hidden)
+            payload, scales = quantise_rows_torch(hidden)
             here = ((ids >= holder * SLOTS) & (ids < (holder + 1) * SLOTS)).any(dim=1)
             block = slice(source * 5, source * 5 + len(hidden))
             assert torch.equal(slot.scales.local[block][here], scales[here])
             assert torch.equal(slot.rows.local[block].float()[here], payload.float()[here])
-            back = slot.rows.local[block].float() * slot.scales.local[block].repeat_interleave(BLOCK_ELEMENTS, 1)
+            back = slot.rows.local[block].float() * slot.scales.local[block].repeat_interleave(BLOCK, 1)
             assert torch.equal(back[here], hidden[here])
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import attrs
 import torch
 from crossdock.errors import DispatchMisuse
+from crossdock.ops.fp8_block_torch import BLOCK
 
-from crossdock_dispatchers.nvlink.kernels.quantise import BLOCK_ELEMENTS
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers
 
 MOST_TILE_ROWS = 8
@@ -68,8 +68,8 @@ def put_rows(
     if programs > slot.put_flags.local.shape[1]:
         raise DispatchMisuse(f"nvlink dispatch with {programs} programs, flags for {slot.put_flags.local.shape[1]}")
     quantised = slot.scales is not None
-    if quantised and hidden_size % BLOCK_ELEMENTS:
-        raise DispatchMisuse(f"fp8 wire needs hidden size % {BLOCK_ELEMENTS} == 0, got {hidden_size}")
+    if quantised and hidden_size % BLOCK:
+        raise DispatchMisuse(f"fp8 wire needs hidden size % {BLOCK} == 0, got {hidden_size}")
     tile = copy_tile(bucket, programs, hidden_size)
     scales = slot.scales if slot.scales is not None else slot.weights
     wire_types = {
@@ -99,7 +99,7 @@ def put_rows(
         world=world,
         top_k_block=triton.next_power_of_2(top_k),
         rows_block=tile.rows,
-        block=max(tile.columns, BLOCK_ELEMENTS) if quantised else tile.columns,
+        block=max(tile.columns, BLOCK) if quantised else tile.columns,
         quantise=quantised,
         signal=synchronise,
         wait=synchronise and wait,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-
-from crossdock_dispatchers.nvlink.kernels.quantise import quantise_rows
+from crossdock.ops.quantise_rows_torch import quantise_rows_torch
 
 
 def put_rows_torch(
@@ -30,7 +29,7 @@ def put_rows_torch(
         buffers["weights"][block][:num_rows] = topk_weights
         sent = here.any(dim=1)
         if "scales" in buffers:
-            payload, scales = quantise_rows(hidden)
+            payload, scales = quantise_rows_torch(hidden)
             buffers["rows"][block][:num_rows].view(torch.uint8)[sent] = payload.view(torch.uint8)[sent]
             buffers["scales"][block][:num_rows][sent] = scales[sent]
         else:
