@@ -242,7 +242,8 @@ def main() -> None:
         run(f"normal 4096, {programs} programs", lambda p=programs: bench.normal(4096, 1, programs=p))
     for programs in (264,):
         run(f"normal 4096, {programs} programs", lambda p=programs: bench.normal(4096, 1, programs=p))
-    run("normal 4096, split, 24 programs", lambda: bench.normal(4096, 2))
+    for programs in (8, 24):
+        run(f"normal 4096, split, {programs} programs", lambda p=programs: bench.normal(4096, 2, overlap_programs=p))
     run("normal 4096, fp8, all SMs", lambda: bench.normal(4096, 1, wire="fp8"))
     run("normal 4096, fp8, 24 programs", lambda: bench.normal(4096, 1, wire="fp8", programs=24))
     for rows in (1, 32, 128, 256):
