@@ -19,8 +19,8 @@ from crossdock.decode_upload import DecodeUpload
 from crossdock.dispatch_layout import dispatch_step
 from crossdock.executor import Executor
 from crossdock.micro_batches import sm_budget
+from crossdock.observe.recorder import ExpertLoadRecorder
 from crossdock.ops.unpack_decode import DecodeTensors, packed_ints, unpack_decode
-from crossdock.recorder import ExpertLoadRecorder
 from crossdock.row_mask import rows_in
 from crossdock.split_point import child_plans
 from crossdock.types.attention import CapturableAttention

@@ -23,9 +23,9 @@ from crossdock.engine_seams import (
     StepSync,
 )
 from crossdock.errors import RequestError
+from crossdock.observe.receipt import ReceiptCounters
 from crossdock.observe.timeline import Timeline
 from crossdock.overlap_gate import OverlapGate
-from crossdock.receipt import ReceiptCounters
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.scheduler import Scheduler
 from crossdock.step_reports import OpenStep, hand_over_prompt_logits, step_event

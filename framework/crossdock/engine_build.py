@@ -22,12 +22,12 @@ from crossdock.kv_cache import BlockPool
 from crossdock.lost_rank import is_broken_collective, limit_collectives, named
 from crossdock.moe_build import max_rows_per_rank
 from crossdock.observe.observers import make_observers
+from crossdock.observe.receipt import ReceiptCounters, make_receipt
+from crossdock.observe.recorder import RecorderMode
 from crossdock.observe.timeline import Timeline, clock_of
 from crossdock.overlap_gate import OverlapGate
 from crossdock.profile_verbs import ProfileVerbs
 from crossdock.rank_plan import RankPlan, step_depth
-from crossdock.receipt import ReceiptCounters, make_receipt
-from crossdock.recorder import RecorderMode
 from crossdock.recorder_verbs import RecorderVerbs
 from crossdock.runner_build import BuiltRunner, build_runner
 from crossdock.scheduled import SchedulerLimits

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from crossdock.native_code import native_code
-from crossdock.receipt import package_versions
+from crossdock.observe.receipt import package_versions
 
 
 @attrs.frozen(kw_only=True)

@@ -9,10 +9,10 @@ from crossdock.dispatch import make_dispatcher
 from crossdock.dispatch_capacity import RowLimits, needed_rows_per_rank
 from crossdock.experts import adapt_experts, agreed_wire, layouts_needed, make_experts
 from crossdock.location import make_expert_location, placement_maps
+from crossdock.observe.recorder import RecorderMode, RecorderSpec, make_recorder
 from crossdock.placement import make_eplb_algo, trivial_placement
 from crossdock.placement_io.start import start_placement
 from crossdock.rank_plan import RankPlan
-from crossdock.recorder import RecorderMode, RecorderSpec, make_recorder
 from crossdock.types.dispatch import DispatcherSpec
 from crossdock.types.experts import ExpertsSpec
 from crossdock.types.layout import Layout

@@ -117,8 +117,8 @@ def run_job_on_rank(
     """
     from crossdock.comm import local_comms
     from crossdock.engine_build import build_engine
+    from crossdock.observe.receipt import make_receipt
     from crossdock.offline_link import OfflineLink
-    from crossdock.receipt import make_receipt
 
     is_leader = plan.place.rank in leader_ranks(plan.sizes)
     requests = job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else []

@@ -12,8 +12,8 @@ import torch
 
 from crossdock.control_verbs import Verb
 from crossdock.errors import ConfigValueError
-from crossdock.recorder import ExpertLoadRecorder, RecorderMode
-from crossdock.recorder_dump import write_records, write_stat
+from crossdock.observe.recorder import ExpertLoadRecorder, RecorderMode
+from crossdock.observe.recorder_dump import write_records, write_stat
 from crossdock.types.comm import GroupComm
 from crossdock.types.location import PlacementMaps
 

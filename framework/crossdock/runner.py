@@ -11,8 +11,8 @@ from crossdock.decode_graphs import DecodeGraphs
 from crossdock.engine_seams import InFlight
 from crossdock.executor import Executor
 from crossdock.micro_batches import ContextMaker
+from crossdock.observe.recorder import ExpertLoadRecorder
 from crossdock.observe.timeline import Timeline
-from crossdock.recorder import ExpertLoadRecorder
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.split import merge_logits
 from crossdock.step_work import StepWork

@@ -20,8 +20,8 @@ from crossdock.kv_storage import KvPlan, KvStorage, plan_kv_cache
 from crossdock.memory_plan import KV_SHARE_OF_DEVICE, MemoryPlan, affordable_tokens, plan_memory, ranks_on_machine
 from crossdock.model import make_model
 from crossdock.moe_build import make_moe_parts
+from crossdock.observe.recorder import ExpertLoadRecorder
 from crossdock.rank_plan import RankPlan, step_depth
-from crossdock.recorder import ExpertLoadRecorder
 from crossdock.runner import ModelRunner
 from crossdock.strategy import make_strategy
 from crossdock.types.attention import Attention, AttentionSpec

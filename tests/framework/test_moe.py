@@ -14,8 +14,8 @@ from crossdock.experts import adapt_experts, layouts_needed, make_experts
 from crossdock.groups import align_rows, drop_unit_axes, rank_place, resolve_sizes
 from crossdock.location import make_expert_location, placement_maps
 from crossdock.moe import MoeBlock, padded_rows
+from crossdock.observe.recorder import ExpertLoadRecorder, RecorderMode, RecorderSpec
 from crossdock.placement import trivial_placement
-from crossdock.recorder import ExpertLoadRecorder, RecorderMode, RecorderSpec
 from crossdock.rows import Rows, complete_rows
 from crossdock.testing.world import OneProcessWorld, RankContext, RankPool
 from crossdock.types.attention import AttnMetadata

@@ -19,9 +19,9 @@ import structlog
 from crossdock.cli.main import main
 from crossdock.errors import CrossdockError, RankLost, RuntimeFault
 from crossdock.local_ranks import run_local_ranks
+from crossdock.observe.receipt import receipt_schema
 from crossdock.offline import generate, logits, new_tokens, offline_job
 from crossdock.offline_job import write_job
-from crossdock.receipt import receipt_schema
 from crossdock.testing.random_models import random_model_config, write_random_model
 from crossdock.types.request import SamplingParams
 

@@ -27,12 +27,12 @@ from crossdock.eplb.transport import make_ballot, make_carrier, voting_group, wr
 from crossdock.eplb.verbs import PlacementVerbs
 from crossdock.errors import ConfigValueError
 from crossdock.moe_build import expert_topology
+from crossdock.observe.receipt import ReceiptCounters
+from crossdock.observe.recorder import ExpertLoadRecorder
+from crossdock.observe.recorder_window import LoadWindow
 from crossdock.placement import make_eplb_algo
 from crossdock.rank_plan import RankPlan
 from crossdock.rebalance import make_rebalance_policy
-from crossdock.receipt import ReceiptCounters
-from crossdock.recorder import ExpertLoadRecorder
-from crossdock.recorder_window import LoadWindow
 from crossdock.types.capability import RebalancePolicyCapabilities
 from crossdock.types.experts import ExpertTensors
 from crossdock.types.model import ExpertReader, Model, MoeParts

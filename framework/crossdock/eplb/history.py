@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import structlog
 
-from crossdock.receipt import RebalanceEntry, ReceiptCounters
+from crossdock.observe.receipt import RebalanceEntry, ReceiptCounters
 from crossdock.types.moves import LayerMoves
 from crossdock.types.observer import Observer
 from crossdock.types.rebalance import RebalanceFacts

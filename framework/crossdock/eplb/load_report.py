@@ -9,7 +9,7 @@ import attrs
 import structlog
 
 from crossdock.engine_seams import AgreedStep
-from crossdock.recorder_window import LoadWindow
+from crossdock.observe.recorder_window import LoadWindow
 from crossdock.types.comm import GroupComm
 from crossdock.types.observer import Observer
 

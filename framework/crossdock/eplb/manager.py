@@ -28,7 +28,7 @@ from crossdock.eplb.orders import PlanningDesk
 from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.transfer import SliceCarrier
 from crossdock.errors import CrossdockError, RuntimeFault
-from crossdock.recorder_window import balancedness_of
+from crossdock.observe.recorder_window import balancedness_of
 from crossdock.types.comm import GroupComm
 from crossdock.types.placement import Placement
 from crossdock.types.rebalance import RebalanceFacts, RebalancePolicy

@@ -11,10 +11,10 @@ from crossdock.engine import RankEngine
 from crossdock.engine_build import build_engine
 from crossdock.eplb.manager import EplbManager
 from crossdock.groups import leader_ranks
+from crossdock.observe.receipt import RebalanceEntry
 from crossdock.offline_job import OfflineJob, OfflineResult, PromptLogits
 from crossdock.offline_link import OfflineLink
 from crossdock.rank_plan import plan_rank
-from crossdock.receipt import RebalanceEntry
 from crossdock.types.link import AddRequests, Incoming, Stop
 
 if TYPE_CHECKING:

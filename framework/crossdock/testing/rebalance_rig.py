@@ -23,9 +23,9 @@ from crossdock.eplb.transfer_gloo import GlooCarrier
 from crossdock.eplb.transport import make_ballot
 from crossdock.groups import resolve_sizes
 from crossdock.location import placement_maps
+from crossdock.observe.receipt import ReceiptCounters
 from crossdock.placement import trivial_placement
 from crossdock.rebalance import make_rebalance_policy
-from crossdock.receipt import ReceiptCounters
 from crossdock.testing.world import RankContext
 from crossdock.types.dispatch import Received, ReceiveLayout
 from crossdock.types.experts import ExpertsCapabilities, ExpertTensors

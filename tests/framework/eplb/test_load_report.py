@@ -10,7 +10,7 @@ import torch
 from crossdock.comm import local_comms
 from crossdock.engine_seams import AgreedStep
 from crossdock.eplb.load_report import LoadReport
-from crossdock.recorder_window import LoadWindow
+from crossdock.observe.recorder_window import LoadWindow
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
 
 

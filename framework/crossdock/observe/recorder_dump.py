@@ -13,7 +13,7 @@ from crossdock.ops.host_lists import int_list
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from crossdock.recorder import PassRecord
+    from crossdock.observe.recorder import PassRecord
     from crossdock.types.location import PlacementMaps
 
 _PREFIX = "expert_distribution_recorder"

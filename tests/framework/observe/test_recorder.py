@@ -8,9 +8,9 @@ import torch
 from crossdock.comm import local_comms
 from crossdock.groups import rank_place, resolve_sizes
 from crossdock.location import overwrite_layer, placement_maps
+from crossdock.observe.recorder import ExpertLoadRecorder, NoRecorder, RecorderMode, RecorderSpec, make_recorder
+from crossdock.observe.recorder_window import balancedness_of
 from crossdock.placement import trivial_placement
-from crossdock.recorder import ExpertLoadRecorder, NoRecorder, RecorderMode, RecorderSpec, make_recorder
-from crossdock.recorder_window import balancedness_of
 from crossdock.testing.world import OneProcessWorld, RankContext
 from crossdock.types.dispatch import Received, ReceiveLayout
 from crossdock.types.layout import FULL_ROWS, LOCAL_ROWS, Layout, TokenAxis

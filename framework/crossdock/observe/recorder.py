@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import torch
 
-from crossdock.recorder_ring import CountRing
-from crossdock.recorder_window import LoadWindow
+from crossdock.observe.recorder_ring import CountRing
+from crossdock.observe.recorder_window import LoadWindow
 from crossdock.types.layout import TokenAxis
 
 if TYPE_CHECKING:

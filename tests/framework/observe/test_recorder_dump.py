@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from crossdock.location import placement_maps
+from crossdock.observe.recorder import PassRecord
+from crossdock.observe.recorder_dump import write_records, write_stat
 from crossdock.placement import trivial_placement
-from crossdock.recorder import PassRecord
-from crossdock.recorder_dump import write_records, write_stat
 
 
 def test_a_stat_dump_has_sglangs_keys_with_zero_rows_for_dense_layers(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from crossdock.compatibility import check_selection
 from crossdock.config_load import load_config, set_layer
-from crossdock.receipt import FaultEntry, RebalanceEntry, ReceiptCounters, make_receipt, receipt_schema
+from crossdock.observe.receipt import FaultEntry, RebalanceEntry, ReceiptCounters, make_receipt, receipt_schema
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
 
 PLAN = StepPlan(
