@@ -62,7 +62,7 @@ def deepep_capabilities(
         modes=modes,
         split_is_useful=True,
         max_in_flight=2,
-        communication_sms=options.num_sms if DispatchMode.NORMAL in modes else 0,
+        communication_sms=options.overlap_sms if DispatchMode.NORMAL in modes else 0,
         communication_sms_settable=DispatchMode.NORMAL in modes,
     )
 

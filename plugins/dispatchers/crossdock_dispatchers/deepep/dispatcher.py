@@ -20,7 +20,7 @@ from crossdock.types.step import DispatchMode
 
 from crossdock_dispatchers.deepep.capabilities import deepep_capabilities
 from crossdock_dispatchers.deepep.capacity import aligned_capacity, low_latency_capacity, needed_low_latency_rows
-from crossdock_dispatchers.deepep.library import BufferPlan, make_buffer
+from crossdock_dispatchers.deepep.library import BufferPlan, NormalConfigs, make_buffer, normal_configs
 
 if TYPE_CHECKING:
     from crossdock.types.dispatch import DispatcherCapabilities, DispatcherSpec, DispatchStep
@@ -125,11 +125,18 @@ class DeepEpDispatcher:
                 ranks=spec.sizes.ranks,
                 hidden_size=spec.hidden_size,
                 num_experts=spec.num_physical_experts,
-                num_sms=options.num_sms,
+                num_sms=(options.num_sms, options.overlap_sms),
                 normal=DispatchMode.NORMAL in self._capabilities.modes,
                 low_latency_rows=self._capacity,
             ),
         )
+        # Beside other work fewer multiprocessors are better: the link may be slower than they are, and the others compute.
+        self._configs: dict[bool, NormalConfigs] = {}
+        if DispatchMode.NORMAL in self._capabilities.modes:
+            self._configs = {
+                is_apart: normal_configs(library, spec.sizes.ranks, num_sms)
+                for is_apart, num_sms in ((True, options.overlap_sms), (False, options.num_sms))
+            }
 
     @property
     def capabilities(self) -> DispatcherCapabilities:
@@ -179,7 +186,7 @@ class DeepEpDispatcher:
         elif way_back.is_apart:
             rows = functools.partial(self._combine_apart, expert_out, way_back.handle, self._library.Buffer.capture())
         else:
-            summed, _, _ = self._buffer.combine(expert_out, way_back.handle)
+            summed, _, _ = self._buffer.combine(expert_out, way_back.handle, config=self._configs[False].combine)
             rows = functools.partial(_awaited, summed, _Wait())
         return Pending(slot=received.slot, payload=_Returning(num_rows=way_back.num_rows, rows=rows))
 
@@ -191,7 +198,9 @@ class DeepEpDispatcher:
 
     def _combine_apart(self, expert_out: torch.Tensor, handle: Any, begun: Any) -> torch.Tensor:
         """Issued at the end: the library has one stream, in which it would stand before the other micro-batch's dispatch, which is ready sooner."""
-        rows, _, event = self._buffer.combine(expert_out, handle, **self._apart(begun))
+        rows, _, event = self._buffer.combine(
+            expert_out, handle, config=self._configs[True].combine, **self._apart(begun)
+        )
         event.current_stream_wait()
         summed: torch.Tensor = rows
         return summed
@@ -215,6 +224,7 @@ class DeepEpDispatcher:
             topk_idx=sent.topk_ids,
             topk_weights=sent.topk_weights,
             expert_alignment=spec.expert_alignment,
+            config=self._configs[sent.is_apart].dispatch,
             **(self._apart(laid_out) if sent.is_apart else {}),
         )
         if sent.is_apart:

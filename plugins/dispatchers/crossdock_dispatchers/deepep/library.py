@@ -67,7 +67,8 @@ class BufferPlan:
     ranks: int
     hidden_size: int
     num_experts: int
-    num_sms: int
+    num_sms: tuple[int, ...]
+    """Multiprocessors of the normal protocol's calls, in each way that they are made."""
     normal: bool
     low_latency_rows: int
     """0 without the low-latency protocol."""
@@ -76,7 +77,23 @@ class BufferPlan:
     def queue_pairs(self) -> int:
         """Connections to each rank: one a multiprocessor for the normal protocol, one a local expert for the other."""
         low_latency = self.num_experts // self.ranks if self.low_latency_rows else 0
-        return max(self.num_sms if self.normal else 0, low_latency)
+        return max(*self.num_sms, low_latency) if self.normal else low_latency
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class NormalConfigs:
+    """The library's settings of normal calls that run on so many multiprocessors; a combine must have those of its dispatch."""
+
+    dispatch: Any
+    combine: Any
+
+
+def normal_configs(library: Any, ranks: int, num_sms: int) -> NormalConfigs:
+    """What the library recommends for so many ranks and multiprocessors. It takes the latter from a field of its class, which is left as set here."""
+    library.Buffer.set_num_sms(num_sms)
+    return NormalConfigs(
+        dispatch=library.Buffer.get_dispatch_config(ranks), combine=library.Buffer.get_combine_config(ranks)
+    )
 
 
 @functools.cache
@@ -86,9 +103,9 @@ def make_buffer(library: Any, group: ProcessGroup, plan: BufferPlan) -> Any:
     Made once a process: NVSHMEM starts with it, and its memory is mapped by all peers until the process ends.
     """
     nvl_bytes = rdma_bytes = 0
-    if plan.normal:
-        library.Buffer.set_num_sms(plan.num_sms)
-        for config in (library.Buffer.get_dispatch_config(plan.ranks), library.Buffer.get_combine_config(plan.ranks)):
+    for num_sms in plan.num_sms if plan.normal else ():
+        configs = normal_configs(library, plan.ranks, num_sms)
+        for config in (configs.dispatch, configs.combine):
             row_bytes = 2 * plan.hidden_size
             nvl_bytes = max(nvl_bytes, config.get_nvl_buffer_size_hint(row_bytes, plan.ranks))
             rdma_bytes = max(rdma_bytes, config.get_rdma_buffer_size_hint(row_bytes, plan.ranks))

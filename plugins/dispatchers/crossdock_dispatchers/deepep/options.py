@@ -24,7 +24,14 @@ class DeepEpOptions:
         "form of the rows on the way out; auto: fp8 where the experts plugin takes it and the weights are fp8",
         default="auto",
     )
-    num_sms: int = option("multiprocessors of the normal protocol's kernels, even", default=20, validator=_is_even)
+    num_sms: int = option(
+        "multiprocessors of the normal protocol's kernels when nothing runs beside them, even",
+        default=20,
+        validator=_is_even,
+    )
+    overlap_sms: int = option(
+        "the same while other work runs beside them (two micro-batches in flight)", default=20, validator=_is_even
+    )
     low_latency_rows: int = option(
         "most rows that a rank sends in a low-latency step, at most 1024; 0: as many as the scheduler's limits need",
         default=0,

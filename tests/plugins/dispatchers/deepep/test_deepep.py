@@ -1,4 +1,4 @@
-"""The ``deepep`` dispatcher without a GPU: options, capacity, refusals, and the bookkeeping of handles over a library that is played by gloo."""
+"""The ``deepep`` dispatcher without a GPU: the bookkeeping of handles over a library that is played by gloo."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from crossdock.dispatch_guard import GuardedDispatcher
-from crossdock.errors import CapacityTooSmall, ConfigValueError, DispatchMisuse, PluginImportFailed
+from crossdock.errors import CapacityTooSmall, DispatchMisuse
 from crossdock.groups import resolve_sizes
 from crossdock.ops.quantise_rows import quantise_rows
-from crossdock.options import read_options
-from crossdock.plugin_call import call_hook
-from crossdock.registry import load_plugin
 from crossdock.testing.dispatch_flights import Flight
 from crossdock.testing.dispatch_scenarios import DispatchScenario, routed_rows
 from crossdock.testing.world import RankContext, RankPool
-from crossdock.types.capability import Environment, Refusal
-from crossdock.types.dispatch import DispatcherCapabilities, DispatcherSpec, DispatchStep, ReceiveLayout, WireDtype
+from crossdock.types.dispatch import DispatcherSpec, DispatchStep, WireDtype
 from crossdock.types.step import DispatchMode
-from crossdock_dispatchers.deepep.capacity import aligned_capacity, queue_depth
 from crossdock_dispatchers.deepep.dispatcher import DeepEpDispatcher
-from crossdock_dispatchers.deepep.library import BufferPlan, load_deep_ep
 from crossdock_dispatchers.deepep.options import DeepEpOptions
 
 TWO = resolve_sizes(ranks=2, attn_dp_size=2)
@@ -36,8 +30,11 @@ TOLERANCES = {"bf16": 2e-2, "fp8": 8e-2}
 
 
 class PlayedConfig:
+    def __init__(self, kind: str, num_sms: int) -> None:
+        self.kind, self.num_sms = kind, num_sms
+
     def get_nvl_buffer_size_hint(self, row_bytes: int, ranks: int) -> int:
-        return row_bytes * ranks
+        return row_bytes * ranks * self.num_sms
 
     def get_rdma_buffer_size_hint(self, row_bytes: int, ranks: int) -> int:
         return 0
@@ -64,17 +61,20 @@ class PlayedBuffer:
         self.sizes = (nvl_bytes, rdma_bytes, low_latency_mode, num_qps_per_rank)
         self.open_handles: set[int] = set()
         self.calls: list[str] = []
+        self.multiprocessors: list[int] = []
         self.to_receive = 0
 
     @classmethod
     def set_num_sms(cls, num_sms: int) -> None:
         cls.num_sms = num_sms
 
-    @staticmethod
-    def get_dispatch_config(ranks: int) -> PlayedConfig:
-        return PlayedConfig()
+    @classmethod
+    def get_dispatch_config(cls, ranks: int) -> PlayedConfig:
+        return PlayedConfig("dispatch", cls.num_sms)
 
-    get_combine_config = get_dispatch_config
+    @classmethod
+    def get_combine_config(cls, ranks: int) -> PlayedConfig:
+        return PlayedConfig("combine", cls.num_sms)
 
     @staticmethod
     def get_low_latency_rdma_size_hint(rows: int, hidden: int, ranks: int, experts: int) -> int:
@@ -90,7 +90,9 @@ class PlayedBuffer:
         in_rank = torch.stack([(ids // per_rank == r).any(dim=1) & (ids >= 0).any(dim=1) for r in range(2)], dim=1)
         return in_rank.sum(dim=0), None, torch.bincount(ids[ids >= 0], minlength=experts), in_rank, PlayedEvent()
 
-    def dispatch(self, x: Any, *, topk_idx: torch.Tensor, topk_weights: torch.Tensor, expert_alignment: int, **_: Any) -> tuple[Any, ...]:  # fmt: skip
+    def dispatch(self, x: Any, *, topk_idx: torch.Tensor, topk_weights: torch.Tensor, expert_alignment: int, config: PlayedConfig, **_: Any) -> tuple[Any, ...]:  # fmt: skip
+        assert config.kind == "dispatch"
+        self.multiprocessors.append(config.num_sms)
         payload, scales = x if isinstance(x, tuple) else (x, None)
         raw = payload.view(torch.uint8) if scales is not None else payload
         first = dist.get_rank() * EXPERTS_A_RANK
@@ -105,16 +107,17 @@ class PlayedBuffer:
             sources.append(mine.nonzero().flatten())
         received, local_ids = torch.cat(rows), torch.cat(ids)
         counts = [-(-int((local_ids == e).sum()) // expert_alignment) * expert_alignment for e in range(EXPERTS_A_RANK)]
-        handle = (sources, payload.shape[0])
+        handle = (sources, payload.shape[0], config.num_sms)
         self._open("dispatch", handle)
         if scales is not None:
             received = (received.view(torch.float8_e4m3fn), torch.cat(found_scales))
         return received, local_ids, torch.cat(weights), counts, handle, PlayedEvent()
 
-    def combine(self, x: torch.Tensor, handle: Any, **_: Any) -> tuple[Any, ...]:
+    def combine(self, x: torch.Tensor, handle: Any, *, config: PlayedConfig, **_: Any) -> tuple[Any, ...]:
         self._close("combine", handle)
         assert x.dtype is torch.bfloat16
-        sources, num_rows = handle
+        sources, num_rows, num_sms = handle
+        assert (config.kind, config.num_sms) == ("combine", num_sms), "the handle's channels are those of its dispatch"
         parts = x.split([len(rows) for rows in sources])
         total = torch.zeros(num_rows, x.shape[1])
         for all_parts, all_sources in exchanged((parts, sources)):
@@ -272,6 +275,30 @@ def test_any_protocols_may_be_in_flight_at_once(
         assert max(errors) <= TOLERANCES["bf16"]
 
 
+def normal_calls(context: RankContext, micro_batches: int) -> tuple[list[int], int]:
+    """Multiprocessors of the normal calls of a step, and the bytes of the buffer."""
+    options = DeepEpOptions(mode="normal", num_sms=24, overlap_sms=8)
+    inner, dispatcher = played_dispatcher(context, options, SCENARIO, in_flight=2)
+    flight = Flight(context, dispatcher, SCENARIO)
+    inner._buffer.multiprocessors.clear()
+    rows = routed_rows(SCENARIO).held(dispatcher.capabilities.input_rows, SCENARIO, context.rank)
+    step = DispatchStep(micro_batches=micro_batches)
+    flight.pending = dispatcher.dispatch_begin(rows.hidden_states, rows.topk_ids, rows.topk_weights, step, 0)
+    flight.experts()
+    assert flight.combine_end() <= TOLERANCES["bf16"]
+    return inner._buffer.multiprocessors, inner._buffer.sizes[0]
+
+
+@pytest.mark.parametrize(("micro_batches", "multiprocessors"), [(1, 24), (2, 8)])
+def test_transfers_beside_other_work_take_their_own_number_of_multiprocessors(
+    rank_pool: Callable[[int], RankPool], micro_batches: int, multiprocessors: int
+) -> None:
+    """And the buffer holds the channels of the larger number, whichever it is."""
+    for taken, nvl_bytes in rank_pool(2).run(normal_calls, micro_batches):
+        assert taken == [multiprocessors]
+        assert nvl_bytes == 2 * HIDDEN_SIZE * 2 * 24
+
+
 def too_many_low_latency_rows(context: RankContext) -> str:
     """What a low-latency step of more rows than its buffers hold is told; nobody enters a collective."""
     options = DeepEpOptions(mode="auto", low_latency_rows=CAPACITY)
@@ -288,109 +315,8 @@ def test_rows_beyond_the_low_latency_buffers_are_refused_not_lost(rank_pool: Cal
         assert "set dispatcher.low_latency_rows to 65" in message
 
 
-def answer(options: dict[str, object], **env: Any) -> DispatcherCapabilities | Refusal:
-    facts: dict[str, Any] = {
-        "device": "cuda",
-        "sizes": TWO,
-        "dtype": "bfloat16",
-        "packages": frozenset({"deep_ep"}),
-        "max_rows_per_rank": 8192,
-        "max_decode_rows": 256,
-    }
-    found = call_hook(
-        load_plugin("dispatcher", "deepep"),
-        "dispatcher_capabilities",
-        options=options,
-        env=Environment(**{**facts, **env}),
-    )
-    assert isinstance(found, DispatcherCapabilities | Refusal)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("mode", "layouts", "captured", "capacity"),
-    [
-        ("normal", {ReceiveLayout.TOKEN_ROWS}, False, None),
-        ("low_latency", {ReceiveLayout.EXPERT_MAJOR}, True, 512),
-        ("auto", {ReceiveLayout.TOKEN_ROWS, ReceiveLayout.EXPERT_MAJOR}, True, None),
-    ],
-)
-def test_each_mode_says_what_it_hands_over(
-    mode: str, layouts: set[ReceiveLayout], captured: bool, capacity: int | None
-) -> None:
-    found = answer({"mode": mode, "num_sms": 24}, max_rows_per_rank=512)
-    assert isinstance(found, DispatcherCapabilities)
-    assert (found.layouts, found.graph_capture, found.capacity_rows_per_rank) == (layouts, captured, capacity)
-    assert found.communication_sms == (0 if mode == "low_latency" else 24)
-    assert found.wire_dtypes == {WireDtype.NATIVE, WireDtype.FP8_BLOCK}
-
-
-@pytest.mark.parametrize(
-    ("options", "env", "code", "words"),
-    [
-        ({}, {"packages": frozenset()}, "package_missing", "tokenspeed-deepep==1.2.1.post20251110"),
-        ({}, {"dtype": "float32"}, "dtype_not_supported", "checkpoint.dtype = 'bfloat16'"),
-        ({}, {"sizes": resolve_sizes(ranks=3, attn_dp_size=3)}, "rank_count_not_supported", "not on 3"),
-        ({}, {"num_nodes": 2}, "one_mode_across_nodes", "'normal' or 'low_latency'"),
-        ({}, {"max_decode_rows": 2000}, "capacity_too_small", "lower scheduler.max_running_requests"),
-        ({"mode": "low_latency"}, {}, "capacity_too_small", "lower scheduler.max_step_tokens"),
-        ({"low_latency_rows": 128}, {}, "capacity_too_small", "raise dispatcher.low_latency_rows to 256"),
-        ({"low_latency_rows": 4096}, {}, "capacity_too_small", "limit of 1024"),
-    ],
-)
-def test_what_cannot_run_is_refused_with_what_works(
-    options: dict[str, object], env: dict[str, Any], code: str, words: str
-) -> None:
-    found = answer(options, **env)
-    assert isinstance(found, Refusal)
-    assert found.code == code
-    assert words in found.sentence
-
-
-def test_a_refused_capacity_carries_the_number_that_is_needed() -> None:
-    found = answer({"low_latency_rows": 128})
-    assert isinstance(found, Refusal)
-    assert found.needed == 256
-
-
 def test_a_dispatcher_for_more_rows_than_fit_is_not_built() -> None:
     spec: Any = SimpleNamespace(max_rows_per_rank=9000, max_decode_rows_per_rank=1025)
     with pytest.raises(CapacityTooSmall) as raised:
         DeepEpDispatcher(spec, DeepEpOptions(), PlayedLibrary, None)  # type: ignore[arg-type]
     assert raised.value.needed == 1025
-
-
-def test_one_rank_is_left_to_the_core() -> None:
-    found = answer({}, sizes=resolve_sizes(ranks=1))
-    assert isinstance(found, Refusal)
-    assert found.code == "rank_count_not_supported"
-
-
-def test_an_odd_number_of_multiprocessors_is_an_error() -> None:
-    with pytest.raises(ConfigValueError, match="even"):
-        read_options(DeepEpOptions, {"num_sms": 21}, where="[dispatcher]")
-
-
-def test_a_failing_import_names_the_wheel_that_fits() -> None:
-    with pytest.raises(PluginImportFailed, match=r"crossdock\[deepep\]"):
-        load_deep_ep()
-
-
-def test_the_queue_holds_two_requests_for_each_row_and_is_never_made_shorter() -> None:
-    assert queue_depth(128, 0) == 1024
-    assert queue_depth(1024, 0) == 2050
-    assert queue_depth(128, 4096) == 4096
-
-
-def test_places_of_an_expert_are_a_multiple_of_the_alignment_and_the_limit_stays_the_limit() -> None:
-    for rows in (1, 100, 128, 1024):
-        for ranks in (2, 8, 160):
-            found = aligned_capacity(rows, ranks, 128)
-            assert found * ranks % 128 == 0
-            assert rows <= found <= max(1024, rows)
-
-
-def test_queue_pairs_serve_the_protocol_that_needs_more() -> None:
-    plan = BufferPlan(ranks=2, hidden_size=7168, num_experts=256, num_sms=20, normal=True, low_latency_rows=128)
-    assert plan.queue_pairs == 128
-    assert attrs.evolve(plan, low_latency_rows=0).queue_pairs == 20
