@@ -13,6 +13,7 @@ Passes are timed by events from their first operation to their last; the slowest
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -43,6 +44,7 @@ from crossdock.types.observer import Span
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
 from crossdock.types.strategy import OverlapLimits, StagePlan, Strategy, StrategyCapabilities
 from held_link import HeldDispatcher, Link
+from overlap_arguments import arguments_of_call
 from overlap_shape import SHAPE, TINY
 
 PAGE = 64
@@ -224,6 +226,22 @@ class Bench:
             found.append(self.timeline.last_spans)
         return min(found, key=lambda spans: span_shares(spans).wall_us)
 
+    def paused(self, work: StepWork, pause_ms: float, passes: int = 12) -> dict[str, Any]:
+        """Stage times of sequential passes that leave the device idle between them: what its clock makes of them. Of the later half."""
+        found: list[SpanShares] = []
+        for _ in range(passes):
+            self.timeline.times_next = True
+            self.run("sequential", work, overlap=False)
+            found.append(span_shares(self.timeline.last_spans))
+            time.sleep(pause_ms / 1e3)
+        categories = sorted(found[0].category_us)
+        later = found[passes // 2 :]
+        stages = {name: statistics.median(one.category_us[name] for one in later) / 1e3 for name in categories}
+        return {
+            "ms": round(statistics.median(one.wall_us for one in later) / 1e3, 2),
+            "stage_ms": {name: round(ms, 2) for name, ms in stages.items()},
+        }
+
     def everyone(self, value: float) -> list[float]:
         """Of each rank, in its order."""
         values = self.comms.host.world.all_gather(torch.tensor([value], dtype=torch.float64))
@@ -270,6 +288,7 @@ class Bench:
         lengths = [len(rows.tokens) for rows in work.sequences]
         reasons: list[str] = []
         times: list[float] = []
+        beside: list[float] = []
         for step in range(steps):
             record = StepRecord(num_tokens=work.num_tokens, local_forward_mode=int(work.forward_mode), step=step)
             voted = gate.vote(record, lengths)
@@ -283,9 +302,12 @@ class Bench:
             gate.after_step(AgreedStep(plan=plan, records=records))
             reasons.append(reason or "on")
             times.append(1e3 * self.slowest(took_s))
+            # In turn, because a device that never rests runs at a lower clock.
+            beside.append(1e3 * self.slowest(self.run("sequential", work, overlap=False, bucket=bucket)))
         return {
             "reasons": reasons,
-            "ms": round(statistics.median(times[-4:]), 3),
+            "ms": round(statistics.median(times[-6:]), 3),
+            "sequential_ms": round(statistics.median(beside[-6:]), 3),
             "times_ms": [round(time, 2) for time in times],
             "gain_us": int(voted.overlap_gain_us),
         }
@@ -304,30 +326,13 @@ def _waits(spans: Sequence[Span]) -> dict[str, float]:
     return {name: round(ms, 2) for name, ms in sorted(found.items())}
 
 
-def arguments_of_call() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try the script")
-    parser.add_argument("--dispatcher", default="nvlink")
-    parser.add_argument("--options", default="{}", help="of the dispatcher, JSON")
-    parser.add_argument("--experts", default="auto")
-    parser.add_argument("--keep-sms", action="store_true", help="experts take all multiprocessors beside transfers")
-    parser.add_argument("--fp8", action="store_true", help="weights in fp8 blocks")
-    parser.add_argument("--heads", type=int, default=0, help="attention heads, where not those of the shape")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rows", default="4096,16384")
-    parser.add_argument("--decode-rows", type=int, default=128)
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=5)
-    return parser.parse_args()
-
-
 def main() -> None:
     arguments = arguments_of_call()
     is_cuda = arguments.device == "cuda"
-    dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo")
+    on_device = "gloo" if arguments.shared_gpu else "nccl"
+    dist.init_process_group(f"cpu:gloo,cuda:{on_device}" if is_cuda else "gloo")
     if is_cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(0 if arguments.shared_gpu else int(os.environ["LOCAL_RANK"]))
     shape = {**(SHAPE if is_cuda else TINY), "num_hidden_layers": arguments.layers}
     if arguments.heads:
         shape |= {"num_attention_heads": arguments.heads, "num_key_value_heads": arguments.heads}
@@ -348,16 +353,21 @@ def main() -> None:
 
     if bench.rank == 0:
         print("built in", round(time.perf_counter() - started_s, 1), "s", flush=True)
-    for rows in bench.rows:
+    pauses = [float(pause) for pause in arguments.pauses_ms.split(",") if pause]
+    for pause_ms, rows in itertools.product(pauses, bench.rows):
+        run(
+            f"prefill {rows}, {pause_ms} ms apart", lambda rows=rows, ms=pause_ms: bench.paused(bench.prefill(rows), ms)
+        )
+    for rows in () if pauses else bench.rows:
         run(f"prefill {rows}", lambda rows=rows: bench.prefill_results(rows))
         run(f"prefill {rows}, gate", lambda rows=rows: bench.gated(bench.prefill(rows)))
-    if arguments.decode_rows and is_cuda:
+    if arguments.decode_rows and is_cuda and not pauses:
         work, bucket = bench.decode(), arguments.decode_rows
         ways = {"sequential": False, "two_batch": True}
         run("decode difference", lambda: bench.difference(work, bucket))
         run("decode", lambda: bench.compared(ways, work, bucket))
         run("decode, gate", lambda: bench.gated(work, bucket))
-    if is_cuda:
+    if is_cuda and not pauses:
         bench.link.bytes_per_us = HELD_BYTES_PER_US
         for rows in bench.rows:
             run(f"prefill {rows} at 50 GB/s", lambda rows=rows: bench.prefill_results(rows))
