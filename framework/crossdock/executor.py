@@ -6,11 +6,13 @@ plan is made, and running a step checks nothing any more.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossdock.errors import OpStateError
 from crossdock.side_stream import CudaStreams, SidePass, StreamPair, side_inputs
+from crossdock.types.strategy import StagePlan
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from crossdock.observe.timeline import PassMarks
     from crossdock.types.model import ForwardContext, Model, Op
     from crossdock.types.step import ForwardMode
-    from crossdock.types.strategy import StagePlan, Strategy
+    from crossdock.types.strategy import Strategy
 
 LOGITS = "logits"
 """The one key that is left after the head."""
@@ -35,6 +37,8 @@ def forward_ops(model: Model) -> tuple[Op, ...]:
 class Executor:
     """Runs forward passes of one model under one strategy. Plans are made once a forward mode and kept.
 
+    A step that a strategy with two micro-batches leaves whole runs in declared order, as under ``sequential``: not to overlap costs nothing.
+
     Args:
         model: its declared operations.
         strategy: orders them.
@@ -48,8 +52,14 @@ class Executor:
         self._carried = model.carried
         self._plans: dict[ForwardMode, StagePlan] = {}
 
+    @functools.cached_property
+    def _declared(self) -> StagePlan:
+        plan = StagePlan(stages=(self._ops,))
+        check_plan(plan, self._ops, self._carried)
+        return plan
+
     def plan(self, mode: ForwardMode) -> StagePlan:
-        """The proved plan of a mode.
+        """The proved plan of a mode, for as many micro-batches as the strategy has.
 
         Raises:
             OpStateError: the strategy lost, repeated or invented an op, or its order breaks the data flow.
@@ -70,7 +80,8 @@ class Executor:
         Returns:
             Logits [R, vocab] float32 of each micro-batch.
         """
-        plan = self.plan(contexts[0].batch.step.forward_mode)
+        is_planned = len(contexts) > 1 or self._strategy.capabilities.micro_batches == 1
+        plan = self.plan(contexts[0].batch.step.forward_mode) if is_planned else self._declared
         states: list[dict[str, Any]] = [{} for _ in contexts]
         side = self._side_pass(plan, contexts[0], marks)
         if marks is not None:

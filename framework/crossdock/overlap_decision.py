@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import attrs
 
-from crossdock.types.step import DispatchMode, ForwardMode, StepRecord
+from crossdock.types.step import DispatchMode, ForwardMode, StepRecord, TrialWay
 from crossdock.types.strategy import OverlapLimits
 
 PASSIVE_MODES = (ForwardMode.IDLE, ForwardMode.PREBUILT)
 """Modes of a replica that brings no rows."""
-PROBE_STEPS = 512
-"""Of so many steps one runs sequentially and one overlapped whatever is predicted, so that both times stay measured."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,15 +62,15 @@ def _worth_it(records: Sequence[StepRecord], prefills: bool, rules: OverlapRules
     if not rules.has_communication:
         return False, "nothing_to_hide"
     smallest = rules.limits.min_prefill_rows if prefills else rules.limits.min_decode_rows
-    largest, step = max(record.num_tokens for record in records), records[0].step
+    largest = max(record.num_tokens for record in records)
     if largest < smallest:
         return False, "too_small"
     # The others wait for the largest replicas.
-    gains = [record.overlap_gain_us for record in records if record.num_tokens == largest]
-    if not all(gains):
-        # Not measured both ways: they take turns until that is done.
-        return (True, "") if step % 2 == 0 else (False, "probe")
-    turn = step % PROBE_STEPS
-    if sum(gains) < 0:
-        return (True, "") if turn == PROBE_STEPS // 2 else (False, "no_gain")
-    return (False, "probe") if turn == 0 else (True, "")
+    asked = [record for record in records if record.num_tokens == largest]
+    match max(record.overlap_trial for record in asked):
+        case TrialWay.OVERLAPPED:
+            return True, ""
+        case TrialWay.SEQUENTIAL:
+            return False, "probe"
+        case _:
+            return (False, "no_gain") if sum(record.overlap_gain_us for record in asked) < 0 else (True, "")

@@ -9,9 +9,10 @@ import attrs
 import pytest
 from crossdock.errors import OpStateError
 from crossdock.executor import Executor, check_plan, run_op, stage_order
+from crossdock.observe.timeline import PassMarks
 from crossdock.types.model import ForwardContext, Model, Op, OpKind
 from crossdock.types.step import ForwardMode
-from crossdock.types.strategy import StagePlan, Strategy
+from crossdock.types.strategy import StagePlan, Strategy, StrategyCapabilities
 
 CARRIED = frozenset({"x"})
 
@@ -81,6 +82,7 @@ class CutAt:
     size: int
     offset: int = 0
     planned: list[ForwardMode] = attrs.field(factory=list)
+    capabilities: StrategyCapabilities = attrs.Factory(StrategyCapabilities)
 
     def plan(self, ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
         self.planned.append(mode)
@@ -111,6 +113,26 @@ def test_a_plan_is_made_once_a_mode() -> None:
         running.run(contexts(1))
     running.plan(ForwardMode.PREFILL)
     assert strategy.planned == [ForwardMode.DECODE, ForwardMode.PREFILL]
+
+
+def test_a_whole_step_of_a_strategy_with_two_micro_batches_runs_in_declared_order() -> None:
+    """As under ``sequential``: not to overlap has no cost of its own."""
+    seen: list[str] = []
+
+    class Marks:
+        def begin(self) -> None:
+            pass
+
+        def op_ended(self, micro_batch: int, op: Op) -> None:
+            seen.append(op.name)
+
+    strategy = CutAt(2, offset=1, capabilities=StrategyCapabilities(micro_batches=2))
+    running = executor(strategy)
+    assert running.run(contexts(3), cast("PassMarks", Marks())) == (expected(3),)
+    assert seen == [one.name for one in OPS]
+    assert strategy.planned == []
+    assert running.run(contexts(3, 5)) == (expected(3), expected(5))
+    assert strategy.planned == [ForwardMode.DECODE]
 
 
 def test_the_second_micro_batch_trails_by_the_offset() -> None:

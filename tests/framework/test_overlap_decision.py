@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from crossdock.overlap_decision import PROBE_STEPS, OverlapRules, decide_overlap
-from crossdock.types.step import DispatchMode, ForwardMode, StepRecord
+from crossdock.overlap_decision import OverlapRules, decide_overlap
+from crossdock.types.step import DispatchMode, ForwardMode, StepRecord, TrialWay
 from crossdock.types.strategy import OverlapLimits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,9 +77,19 @@ def test_only_the_largest_replicas_are_asked_for_the_gain() -> None:
     assert decided(decode(9, overlap_gain_us=-5), decode(8, overlap_gain_us=50)) == "no_gain"
 
 
-def test_until_both_ways_are_measured_steps_take_turns() -> None:
-    reasons = [decided(decode(9, step=step), decode(9, step=step, overlap_gain_us=4)) for step in (2, 3, 4, 5)]
-    assert reasons == ["", "probe", "", "probe"]
+def test_a_replica_that_measures_gets_the_way_it_asks_for_if_the_step_may_overlap_at_all() -> None:
+    assert decided(decode(9, overlap_gain_us=-5, overlap_trial=TrialWay.OVERLAPPED), IDLE) == ""
+    assert decided(decode(9, overlap_gain_us=5, overlap_trial=TrialWay.SEQUENTIAL), IDLE) == "probe"
+    for way in TrialWay:
+        assert decided(decode(3, overlap_trial=way)) == "too_small"
+        assert decided(decode(9, overlap_trial=way), prefill(9)) == "modes_differ"
+        assert decided(decode(9, overlap_trial=way), rules=ALWAYS) == ""
+
+
+def test_of_replicas_that_measure_only_the_largest_are_heard_and_two_ways_are_one_overlapped_step() -> None:
+    sequential, overlapped = (decode(9, overlap_trial=way) for way in (TrialWay.SEQUENTIAL, TrialWay.OVERLAPPED))
+    assert decided(sequential, decode(8, overlap_trial=TrialWay.OVERLAPPED)) == "probe"
+    assert decided(sequential, overlapped) == decided(overlapped, sequential) == ""
 
 
 def test_a_replayed_step_overlaps_only_in_sizes_that_were_captured_so() -> None:
@@ -89,11 +99,6 @@ def test_a_replayed_step_overlaps_only_in_sizes_that_were_captured_so() -> None:
     assert decide_overlap([decode(9)], DispatchMode.NORMAL, rules, None) == (True, "")
     gated = attrs.evolve(RULES, captured_rows=(16,))
     assert decide_overlap([decode(3)], DispatchMode.NORMAL, gated, 4) == (False, "too_small")
-
-
-def test_some_steps_are_run_either_way_so_that_both_times_stay_known() -> None:
-    assert decided(decode(9, step=PROBE_STEPS, overlap_gain_us=1000)) == "probe"
-    assert decided(decode(9, step=PROBE_STEPS + PROBE_STEPS // 2, overlap_gain_us=-1000)) == ""
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (1, 0), (2, 0), (2, 1), (8, 1)])

@@ -71,10 +71,11 @@ def test_gated_steps_take_turns_until_both_ways_are_known_at_either_depth(
     folder: Path, rank_pool: Callable[[int], RankPool], depth: str
 ) -> None:
     """At depth 1 a pass ends after the next one was launched."""
-    expected = [new_tokens(outputs) for outputs in generate(folder, PROMPTS, GREEDY, random_model_config(folder))]
+    sampling = attrs.evolve(GREEDY, max_new_tokens=14)
+    expected = [new_tokens(outputs) for outputs in generate(folder, PROMPTS, sampling, random_model_config(folder))]
     config = overlapping(folder, "two_batch", min_prefill_rows=2, min_decode_rows=2)
     config = attrs.evolve(config, scheduler=attrs.evolve(config.scheduler, depth=depth))
-    result = run_on_pool(rank_pool(2), offline_job(folder, PROMPTS, GREEDY, config))
+    result = run_on_pool(rank_pool(2), offline_job(folder, PROMPTS, sampling, config))
     assert [new_tokens(result.outputs[str(index)]) for index in range(len(PROMPTS))] == expected
     counts = result.receipt["counts"]["overlap"]
     assert counts["on"] > 0

@@ -145,8 +145,13 @@ class TimedPass:
     spans: tuple[Span, ...] = ()
     """Of its operations, once it is over."""
 
+    @property
+    def is_timed(self) -> bool:
+        """As a whole."""
+        return self.begun is not None
+
     def seconds(self) -> float:
-        """From its first operation to its last, under ``times_passes``. Waits for the last one."""
+        """From its first operation to its last, where it ``is_timed``. Waits for the last one."""
         begun_us, ended_us = self.clock.read_us([self.begun, self.ended])
         return (ended_us - begun_us) / 1e6
 
@@ -161,6 +166,8 @@ class Timeline:
     """Every pass is timed as a whole, replayed ones too."""
     times_next: bool = attrs.field(default=False, init=False)
     """Set to time the operations of the next pass, whatever its number."""
+    times_next_pass: bool = attrs.field(default=False, init=False)
+    """Set to time the next pass as a whole."""
     last_pass: TimedPass | None = attrs.field(default=None, init=False)
     """The last one that ended."""
     _profile: list[Span] | None = attrs.field(default=None, init=False)
@@ -189,14 +196,14 @@ class Timeline:
         """Where the executor puts its marks; None when the operations of this pass are not timed."""
         is_kept = self._profile is not None and len(self._profile) < MOST_SPANS
         marks = PassMarks(step, self.clock) if step % SAMPLE_EVERY == 0 or is_kept or self.times_next else None
-        self.times_next = False
-        begun = self.clock.mark() if self.times_passes else None
+        begun = self.clock.mark() if self.times_passes or self.times_next_pass else None
+        self.times_next = self.times_next_pass = False
         self._open.append(TimedPass(step=step, clock=self.clock, marks=marks, begun=begun))
         return marks
 
     def pass_launched(self) -> None:
         """The operations of the pass that was begun last have been issued."""
-        if self.times_passes:
+        if self._open[-1].is_timed:
             self._open[-1].ended = self.clock.mark()
 
     def end_pass(self) -> None:

@@ -32,6 +32,15 @@ class DispatchMode(enum.Enum):
     LOW_LATENCY = "low_latency"
 
 
+class TrialWay(enum.IntEnum):
+    """How a replica wants a step to run, to measure what overlap gains; the numbers go into the step record."""
+
+    NONE = 0
+    """As the decision falls."""
+    SEQUENTIAL = 1
+    OVERLAPPED = 2
+
+
 @attrs.frozen(kw_only=True)
 class StepRecord:
     """One replica's row of the exchange: the 11 int64 fields of the facts, section 4.1, plus step number and EPLB pass."""
@@ -59,6 +68,8 @@ class StepRecord:
     """Live rows of this replica's first micro-batch, should the step overlap; its peers need them to size gathered buffers."""
     overlap_gain_us: int = 0
     """Time that overlap is predicted to save this replica in this step, negative where it costs; 0 while nothing was measured."""
+    overlap_trial: int = int(TrialWay.NONE)
+    """A ``TrialWay``: this replica measures, and wants the step to run in this way if it may overlap at all."""
 
 
 @attrs.frozen(kw_only=True)
