@@ -1,5 +1,6 @@
-"""Decode steps as device graphs: one captured forward pass a bucket, replayed by every replica, idle ones too (DESIGN section 5).
-Where a strategy overlaps decode steps, a bucket has a second graph, of its two halves.
+"""Steps as device graphs: one captured forward pass a bucket, replayed by every replica, idle ones too (DESIGN section 5).
+Where a strategy overlaps decode steps, a bucket has a second graph, of its two halves. Small steps with prompt tokens have buckets of
+their own, in which each row is a sequence that ends with it: the pass of a decode step whose rows see one another.
 
 A step is one upload, one replay, and the copy of its ids: the pass begins by unpacking the upload into the bucket's tensors, which keep
 their addresses, and ends with the likeliest token of each row. The device is told by ``DispatchStep.padded_rows`` which rows carry no
@@ -68,7 +69,7 @@ class _Pass:
 
     replay: Callable[[], None]
     logits: torch.Tensor
-    """[rows of the first micro-batch and of the next, V] float32."""
+    """[rows of the first micro-batch and of the next, V] float32; with prompt tokens as many as can be sampled."""
     parts: Sequence[tuple[ForwardContext, DecodeTensors]]
     """A graph knows addresses only: who has it must keep what it reads."""
 
@@ -99,20 +100,28 @@ class DecodeGraphs:
     """One a micro-batch; all buckets share them."""
     _passes: dict[tuple[int, bool], _Pass] = attrs.field(factory=dict["tuple[int, bool]", "_Pass"], init=False)
     """By rows and by whether the step overlaps."""
+    _prefill_passes: dict[int, _Pass] = attrs.field(factory=dict[int, _Pass], init=False)
+    """By rows."""
 
-    def capture(self, captured_rows: Sequence[int], overlapped_rows: Sequence[int] = ()) -> None:
+    def capture(
+        self, captured_rows: Sequence[int], overlapped_rows: Sequence[int] = (), prefill_rows: Sequence[int] = ()
+    ) -> None:
         """Captures every size, the largest first. Collective: all ranks call it with the same sizes.
 
         Args:
             captured_rows: rows of a replica.
             overlapped_rows: those that are captured in two micro-batches, too.
+            prefill_rows: of steps with prompt tokens; the backend must have ``prefill_capture``.
         """
-        largest = self._plan(max(captured_rows), is_overlapped=False)
-        dispatch_rows = rows_in(self.dispatch_rows, largest, self.sizes, self.place)
-        length = packed_ints(max(captured_rows), dispatch_rows, self._columns)
+        most = max((*captured_rows, *prefill_rows))
+        dispatch_rows = rows_in(self.dispatch_rows, self._plan(most), self.sizes, self.place)
+        sequences = max(max(captured_rows), self.sampled.shape[0])
+        length = packed_ints(most, dispatch_rows, self._num_logits(most), sequences * self._columns)
         self._uploads = tuple(
             DecodeUpload.make(length, self.device, self.dispatch_rows, self.sizes, self.place) for _ in range(2)
         )
+        for rows in sorted(prefill_rows, reverse=True):
+            self._prefill_passes[rows] = self._capture(self._plan(rows, ForwardMode.PREFILL))
         for rows in sorted(captured_rows, reverse=True):
             for is_overlapped in (False, True) if rows in overlapped_rows else (False,):
                 self._passes[rows, is_overlapped] = self._capture(self._plan(rows, is_overlapped=is_overlapped))
@@ -120,6 +129,11 @@ class DecodeGraphs:
     def logits(self, plan: StepPlan, batch: HostBatch) -> torch.Tensor:
         """Replays ``plan.bucket`` on a batch padded to it: [R, V] float32 for the batch's logit rows, overwritten by the next replay."""
         assert plan.bucket is not None, "an eager step has no bucket"
+        if has_prompt_tokens(plan):
+            captured = self._prefill_passes[plan.bucket]
+            self._uploads[0].send(batch, plan, 0, batch.num_live, captured.logits.shape[0])
+            captured.replay()
+            return captured.logits[: len(batch.logit_rows)]
         captured = self._passes[plan.bucket, plan.overlap]
         if not plan.overlap:
             self._uploads[0].send(batch, plan, 0, batch.num_live)
@@ -167,7 +181,13 @@ class DecodeGraphs:
         batch = self._batch(plan.bucket, plan)
         num_rows = rows_in(self.dispatch_rows, plan, self.sizes, self.place)
         padded_rows = torch.ones(num_rows, 1, dtype=torch.bool, device=self.device)
-        tables = self.attention.allocate_buffers(plan.bucket, self._columns)
+        if has_prompt_tokens(plan):
+            tables = self.attention.allocate_buffers(plan.bucket, self._columns, shares_contexts=True)
+            chosen = torch.zeros(self._num_logits(plan.bucket), dtype=torch.int64, device=self.device)
+            batch = attrs.evolve(batch, logit_rows=chosen)
+        else:
+            tables = self.attention.allocate_buffers(plan.bucket, self._columns)
+            chosen = batch.logit_rows[:0]
         context = ForwardContext(
             batch=batch,
             attn_metadata=self.attention.plan(batch, tables),
@@ -182,16 +202,21 @@ class DecodeGraphs:
             seq_lens=tables.seq_lens,
             page_table=tables.page_table,
             padded_rows=padded_rows,
+            logit_rows=chosen,
         )
 
-    def _plan(self, rows: int, *, is_overlapped: bool) -> StepPlan:
+    def _num_logits(self, rows: int) -> int:
+        """Rows with logits in a step with prompt tokens: one for each sequence that samples."""
+        return min(rows, self.sampled.shape[0])
+
+    def _plan(self, rows: int, mode: ForwardMode = ForwardMode.DECODE, *, is_overlapped: bool = False) -> StepPlan:
         return StepPlan(
             step=CAPTURE_STEP,
             eplb_pass=0,
             live_tokens=(rows,) * self.sizes.attn_dp_size,
             padded_tokens=(rows,) * self.sizes.attn_dp_size,
             padding_mode=self.padding_mode,
-            forward_mode=ForwardMode.DECODE,
+            forward_mode=mode,
             dispatch_mode=self.dispatch_mode,
             overlap=is_overlapped,
             overlap_reason="" if is_overlapped else "capture",
@@ -215,3 +240,8 @@ class DecodeGraphs:
             attn_dp_rank=self.place.attn_dp_rank,
             num_live_tokens=rows,
         )
+
+
+def has_prompt_tokens(plan: StepPlan) -> bool:
+    """Some replica brings more than one row of a sequence, or the first token's."""
+    return plan.forward_mode in (ForwardMode.PREFILL, ForwardMode.MIXED)

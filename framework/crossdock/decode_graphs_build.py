@@ -1,4 +1,4 @@
-"""Captures a rank's decode sizes at start."""
+"""Captures a rank's small steps at start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from crossdock.decode_graphs import CudaCapturer, DecodeGraphs
-from crossdock.graph_sizes import captured_rows, overlapped_rows
+from crossdock.graph_sizes import captured_prefill_rows, captured_rows, overlapped_rows
 from crossdock.padding import make_padding
 from crossdock.types.step import DispatchMode
 
@@ -42,5 +42,5 @@ def make_decode_graphs(plan: RankPlan, runner: ModelRunner) -> DecodeGraphs | No
         communication_sms=runner.communication_sms,
         recorder=runner.recorder,
     )
-    graphs.capture(sizes, overlapped_rows(plan))
+    graphs.capture(sizes, overlapped_rows(plan), captured_prefill_rows(plan))
     return graphs

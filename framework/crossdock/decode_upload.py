@@ -44,21 +44,26 @@ class DecodeUpload:
             place=place,
         )
 
-    def send(self, batch: HostBatch, plan: StepPlan, first: int, stop: int) -> None:
-        """Copies rows ``first`` to ``stop`` of a decode batch, in the order of the stream.
+    def send(self, batch: HostBatch, plan: StepPlan, first: int, stop: int, num_logits: int = 0) -> None:
+        """Copies rows ``first`` to ``stop`` of a batch, in the order of the stream. Each row is taken as a sequence that ends with it.
 
-        ``plan``: of this micro-batch; its bucket is the size of the captured pass.
+        ``plan``: of this micro-batch; its bucket is the size of the captured pass. ``num_logits``: rows of which the pass computes logits,
+        where it is told which ones.
         """
         assert plan.bucket is not None, "an eager step has no bucket"
         own = slice(first, stop)
-        fields = (batch.token_ids, batch.sources, batch.positions, batch.kv_slots, batch.seq_lens)
-        rows = np.stack([field[own] for field in fields])
+        sequences = np.repeat(np.arange(len(batch.query_lens), dtype=np.int32), batch.query_lens)[own]
+        pages = batch.page_table[sequences[0] : sequences[-1] + 1] if sequences.size else batch.page_table[:0]
+        fields = (batch.token_ids, batch.sources, batch.positions, batch.kv_slots, batch.positions + 1)
+        rows = np.stack([*(field[own] for field in fields), sequences - sequences[:1]])
+        logit_rows = np.zeros(num_logits, dtype=np.int32)
+        logit_rows[: len(batch.logit_rows)] = batch.logit_rows[:num_logits]
         padded = ~live_mask(self.dispatch_rows, plan, self.sizes, self.place).numpy()
         self.staging.reverse()
         memory, event = self.staging[0]
         if event is not None:
             event.synchronize()
-        length = pack_decode(rows, batch.page_table[own], padded, plan.bucket, memory.numpy())
+        length = pack_decode(rows, pages, padded, logit_rows, plan.bucket, memory.numpy())
         self.packed[:length].copy_(memory[:length], non_blocking=True)
         if event is not None:
             event.record()

@@ -1,9 +1,10 @@
-"""Which decode sizes are captured: pure data of a rank's plan, equal on all ranks."""
+"""Which sizes of steps are captured: pure data of a rank's plan, equal on all ranks."""
 
 from __future__ import annotations
 
 from crossdock.groups import align_rows
 from crossdock.rank_plan import RankPlan
+from crossdock.types.step import DispatchMode
 
 CAPTURABLE_POINTS = ("dispatcher", "experts", "attention", "strategy")
 """Points whose capabilities say ``graph_capture``."""
@@ -12,10 +13,12 @@ CAPTURABLE_RECORDERS = ("off", "stat", "per_pass")
 DENSE_SIZES = 8
 """Below this every power of two is captured, above it every multiple up to ``STEP_LIMIT``, then of four times it."""
 STEP_LIMIT = 64
+LEAST_PREFILL_ROWS = 64
+"""Of the smallest captured step with prompt tokens; others double. Padding costs next to nothing there: weights are what such a step reads."""
 
 
 def captured_rows(plan: RankPlan) -> tuple[int, ...]:
-    """Sizes in rows of a replica, ascending; empty where steps are not captured: off the GPU, with ``scheduler.graphs = "off"``, with a plugin
+    """Decode sizes in rows of a replica, ascending; empty where steps are not captured: off the GPU, with ``scheduler.graphs = "off"``, with a plugin
     that cannot be captured, or with a recorder that keeps more of a pass than its routed counts.
     """
     config = plan.config
@@ -28,6 +31,24 @@ def captured_rows(plan: RankPlan) -> tuple[int, ...]:
     if plan.info.moe is not None and not plan.selection.plugin("expert_location").capabilities.capturable:
         return ()
     return bucket_sizes(config.scheduler.max_running_requests, plan.sizes.attn_tp_size)
+
+
+def captured_prefill_rows(plan: RankPlan) -> tuple[int, ...]:
+    """Sizes of captured steps with prompt tokens in rows of a replica, ascending; empty where decode steps are not captured either, or where
+    the attention backend takes no prompts in a graph.
+    """
+    decode = captured_rows(plan)
+    if not decode or not plan.selection.plugin("attention").capabilities.prefill_capture:
+        return ()
+    limits = plan.config.scheduler
+    most = min(limits.graph_prefill_rows, limits.max_step_tokens)
+    if plan.info.moe is not None and DispatchMode.LOW_LATENCY in plan.selection.plugin("dispatcher").capabilities.modes:
+        # That protocol is what a graph holds, and it has room for decode steps.
+        most = min(most, decode[-1])
+    sizes: list[int] = []
+    while most and (not sizes or sizes[-1] < most):
+        sizes.append(min(most, 2 * sizes[-1] if sizes else LEAST_PREFILL_ROWS))
+    return tuple(sorted({align_rows(size, plan.sizes.attn_tp_size) for size in sizes}))
 
 
 def overlapped_rows(plan: RankPlan) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ import math
 import attrs
 
 from crossdock.errors import ConfigValueError
-from crossdock.graph_sizes import captured_rows
+from crossdock.graph_sizes import captured_prefill_rows, captured_rows
+from crossdock.groups import align_rows
 from crossdock.host_memory import HEAP_MARGIN_BYTES, KERNEL_CACHE_BYTES
 from crossdock.kv_storage import elements_per_token
 from crossdock.moe_build import max_rows_per_rank
@@ -177,9 +178,13 @@ def _step_bytes(plan: RankPlan) -> int:
 
 
 def _graphs_bytes(plan: RankPlan) -> int:
-    """Every captured pass keeps its logits; the rest of their memory is shared and small beside the largest step's."""
-    rows = captured_rows(plan)
-    return sum(rows) * plan.info.vocab_size * 4 + len(rows) * GRAPH_BYTES
+    """Every captured pass keeps its logits and its page table; the rest of their memory is shared and small beside the largest step's."""
+    decode, prefill = captured_rows(plan), captured_prefill_rows(plan)
+    most = plan.config.scheduler.max_running_requests
+    logits = sum(decode) + sum(min(rows, align_rows(most, plan.sizes.attn_tp_size)) for rows in prefill)
+    columns = -(-plan.max_sequence_tokens // plan.config.scheduler.page_tokens)
+    tables = (sum(decode) + sum(prefill)) * columns
+    return (logits * plan.info.vocab_size + tables) * 4 + (len(decode) + len(prefill)) * GRAPH_BYTES
 
 
 def _mib(bytes_: int) -> str:

@@ -15,6 +15,10 @@ from crossdock.types.padding import PaddingPolicy
 from crossdock.types.parallel import ParallelSizes
 from crossdock.types.step import DispatchMode, ForwardMode, StepCounts, StepPlan, StepRecord
 
+MOST_CAPTURED_PAIRS = 1 << 19
+"""Query-key pairs of prompts up to which a step is captured: each row of a captured pass reads its own context, where an eager one shares
+reads between the rows of a prompt."""
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class StepRules:
@@ -29,7 +33,9 @@ class StepRules:
     """Protocols of the dispatcher; with both, normal is taken when any replica prefills."""
     symmetric_counts_required: bool = False
     captured_rows: tuple[int, ...] = ()
-    """Captured graph sizes in rows of a replica, ascending; empty when steps are not captured."""
+    """Captured sizes of decode steps in rows of a replica, ascending; empty when steps are not captured."""
+    captured_prefill_rows: tuple[int, ...] = ()
+    """The same for steps with prompt tokens."""
     overlap: OverlapRules | None = None
     """None where the strategy runs one micro-batch."""
     variable_all_reduce_max_bytes: int = 0
@@ -76,8 +82,12 @@ def decide_step(records: Sequence[StepRecord], rules: StepRules) -> StepPlan:
     else:
         mode = rules.padding.captured_mode()
         padded = (bucket,) * len(live)
-    forward_mode, dispatch_mode = global_mode(records), _dispatch_mode(prefills, rules)
-    overlap, overlap_reason = decide_overlap(records, dispatch_mode, rules.overlap, bucket)
+    # A graph holds the protocol of decode steps, whatever rows it takes, and prompts in one micro-batch.
+    forward_mode, dispatch_mode = global_mode(records), _dispatch_mode(prefills and bucket is None, rules)
+    if prefills and bucket is not None and rules.overlap is not None:
+        overlap, overlap_reason = False, "not_captured"
+    else:
+        overlap, overlap_reason = decide_overlap(records, dispatch_mode, rules.overlap, bucket)
     return StepPlan(
         step=records[0].step,
         eplb_pass=records[0].eplb_pass,
@@ -128,14 +138,28 @@ def _bucket(
     if not rules.captured_rows:
         return None, "off"
     if prefills:
-        return None, "prefill"
+        return _prefill_bucket(records, max(aligned), rules.captured_prefill_rows)
     if not all(record.decode_graph_vote for record in records):
         return None, "vote"
-    largest = max(aligned)
-    fitting = [rows for rows in rules.captured_rows if rows >= largest]
-    if not fitting:
-        return None, "too_large"
-    return min(fitting), ""
+    return _smallest(rules.captured_rows, max(aligned), "too_large")
+
+
+def _prefill_bucket(records: Sequence[StepRecord], largest: int, captured: Sequence[int]) -> tuple[int | None, str]:
+    if not captured:
+        return None, "prefill"
+    if not all(record.prefill_graph_vote for record in records):
+        return None, "prefill_vote"
+    # No more new rows than rows, and none with a longer context than this.
+    pairs = (record.num_tokens * (record.max_prefix_length + record.num_tokens) for record in records)
+    if max(pairs) > MOST_CAPTURED_PAIRS:
+        return None, "prefill_context"
+    return _smallest(captured, largest, "prefill_too_large")
+
+
+def _smallest(captured: Sequence[int], largest: int, reason: str) -> tuple[int | None, str]:
+    """The smallest size that holds ``largest`` rows, or None and ``reason``."""
+    fitting = [rows for rows in captured if rows >= largest]
+    return (min(fitting), "") if fitting else (None, reason)
 
 
 def _dispatch_mode(prefills: bool, rules: StepRules) -> DispatchMode:

@@ -81,6 +81,8 @@ class StepWork:
             num_tokens_for_logprob=self.num_logit_rows,
             is_prefill_in_batch=int(mode in (ForwardMode.PREFILL, ForwardMode.MIXED)),
             local_forward_mode=int(mode),
+            # A captured pass has logits of rows that are sampled from, for as long as no other step is launched.
+            prefill_graph_vote=int(self.num_logit_rows == self.num_samples),
             max_prefix_length=max((rows.start for rows in self.sequences if not rows.is_decode), default=0),
             is_health_check=int(is_health_check),
             attention_pairs=self.attention_pairs,

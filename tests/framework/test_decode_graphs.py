@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-BUCKET, PAGE_TOKENS = 3, 4
+BUCKET, PREFILL_BUCKET, PAGE_TOKENS = 3, 9, 4
 TOLERANCE = 3e-2 if ON_GPU else 1e-5
 """fp32: the same kernels on padded rows; bf16: another tile may sum in another order."""
 
@@ -90,7 +90,7 @@ def graphs_of(runner: ModelRunner, two_ways: bool, capturer: Capturer | None = N
         capturer=capturer or (CudaCapturer() if ON_GPU else Repeater()),
         sampled=runner.sampled,
     )
-    graphs.capture([BUCKET], [BUCKET] if two_ways else [])
+    graphs.capture([BUCKET], [BUCKET] if two_ways else [], [PREFILL_BUCKET])
     return graphs
 
 
@@ -120,6 +120,10 @@ def decode(token: int, start: int, pages: tuple[int, ...]) -> SequenceRows:
     return SequenceRows(tokens=(token,), start=start, pages=pages, num_logit_rows=1, is_decode=True)
 
 
+def prompt(tokens: tuple[int, ...], start: int, pages: tuple[int, ...], *, samples: bool = True) -> SequenceRows:
+    return SequenceRows(tokens=tokens, start=start, pages=pages, num_logit_rows=int(samples), samples=samples)
+
+
 @torch.inference_mode()
 def test_replays_of_one_bucket_give_each_step_its_eager_logits(runner: ModelRunner, two_ways: bool) -> None:
     prompts = StepWork(
@@ -145,6 +149,28 @@ def test_replays_of_one_bucket_give_each_step_its_eager_logits(runner: ModelRunn
             runner.graphs = None
             assert got.shape == want.shape
             torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def steps_with_prompts(first_page: int) -> tuple[StepWork, ...]:
+    """Prompts whole, in chunks, behind a cached front and beside rows that generate; then a decode step that reads all of it."""
+    one, two, three, four, five = range(first_page, first_page + 5)
+    return (
+        StepWork(sequences=(prompt((5, 6, 7, 8, 9), 0, (one, two)), prompt((3, 2), 0, (three,), samples=False))),
+        StepWork(sequences=(decode(1, 5, (one, two)), prompt((4, 8, 1), 2, (three, four)), prompt((7,), 0, (five,)))),
+        StepWork(sequences=(prompt((1, 2, 3, 4, 5, 6, 2, 1), 4, (one, first_page + 5, first_page + 6)),)),
+        StepWork(sequences=(decode(2, 1, (five,)), decode(9, 12, (one, first_page + 5, first_page + 6, four)))),
+    )
+
+
+@torch.inference_mode()
+def test_steps_with_prompt_tokens_have_their_eager_logits_and_leave_the_same_cache(runner: ModelRunner) -> None:
+    want = [logits(runner, work, None) for work in steps_with_prompts(1)]
+    runner.graphs = graphs_of(runner, two_ways=False)
+    for step, work in enumerate(steps_with_prompts(8)):
+        got = logits(runner, work, BUCKET if work.forward_mode is ForwardMode.DECODE else PREFILL_BUCKET)
+        assert got.shape == want[step].shape
+        torch.testing.assert_close(got, want[step], rtol=TOLERANCE, atol=TOLERANCE)
+        assert runner.sampled[: got.shape[0]].tolist() == got.argmax(dim=-1).tolist()
 
 
 def test_bucket_sizes_end_at_the_most_rows_and_keep_the_multiple() -> None:
@@ -177,7 +203,7 @@ def test_what_a_captured_pass_reads_is_kept_although_a_graph_knows_addresses_onl
     monkeypatch.setattr(runner.executor, "run", watched)
     graphs = graphs_of(runner, two_ways, Forgetful())
     gc.collect()
-    assert len(seen) == 2 * (1 + 2 * two_ways)
+    assert len(seen) == 2 * (2 + 2 * two_ways)
     assert all(reference() is not None for reference in seen)
     del graphs
     gc.collect()

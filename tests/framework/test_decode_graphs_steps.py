@@ -35,7 +35,7 @@ from crossdock.step_work import PENDING, SequenceRows, StepWork
 from crossdock.testing.random_models import write_random_model
 from crossdock.types.attention import Attention, AttentionSpec
 from crossdock.types.placement import Placement
-from crossdock.types.step import DispatchMode, PaddingMode, StepPlan
+from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
 from crossdock_attention.attention.triton.attention import TritonAttention
 
 pytestmark = pytest.mark.skipif(
@@ -46,6 +46,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 STEPS = 1000 if ON_GPU else 4
 BUCKETS = (1, 2, 4, 8) if ON_GPU else (1, 4)
+PREFILL_BUCKETS = (16, 64) if ON_GPU else (8, 16)
 PAGE_TOKENS, PAGES_EACH = 4, 12
 TOLERANCE = 0.0 if ON_GPU else 1e-5
 """The experts of a GPU add up a token's choices in their order, those of a CPU in the order of the slots."""
@@ -110,7 +111,7 @@ def graphs_of(runner: ModelRunner, *, is_captured: bool) -> DecodeGraphs:
         sampled=runner.sampled,
         recorder=runner.recorder,
     )
-    graphs.capture(BUCKETS)
+    graphs.capture(BUCKETS, (), PREFILL_BUCKETS)
     return graphs
 
 
@@ -146,9 +147,36 @@ class Sequences:
         self._before = own
         return StepWork(sequences=tuple(rows))
 
+    def step_with_prompts(self) -> StepWork:
+        """The same, and some of the others take in several tokens, as much as the largest bucket holds."""
+        rows = list(self.step().sequences)
+        left = max(PREFILL_BUCKETS) - len(rows)
+        for sequence in sorted(set(range(len(self._lengths))) - set(self._before)):
+            start = self._lengths[sequence] % (PAGE_TOKENS * PAGES_EACH - 1)
+            count = self._draw.randint(1, PAGE_TOKENS * PAGES_EACH - start)
+            if count > left:
+                break
+            left -= count
+            samples = self._draw.random() < 0.5
+            pages = range(1 + sequence * PAGES_EACH, 1 + (sequence + 1) * PAGES_EACH)
+            rows.append(
+                SequenceRows(
+                    tokens=tuple(self._draw.randrange(self._vocab) for _ in range(count)),
+                    start=start,
+                    pages=tuple(pages[: (start + count - 1) // PAGE_TOKENS + 1]),
+                    num_logit_rows=int(samples),
+                    samples=samples,
+                )
+            )
+            self._lengths[sequence] = start + count
+            if samples:
+                self._before = [*self._before, sequence]
+        return StepWork(sequences=tuple(rows))
+
 
 def plan_of(work: StepWork, step: int) -> StepPlan:
-    bucket = min(size for size in BUCKETS if size >= work.num_tokens)
+    decodes = work.forward_mode in (ForwardMode.DECODE, ForwardMode.IDLE)
+    bucket = min(size for size in (BUCKETS if decodes else PREFILL_BUCKETS) if size >= work.num_tokens)
     return StepPlan(
         step=step,
         eplb_pass=step,
@@ -175,14 +203,14 @@ def test_captured_steps_of_changing_size_equal_the_same_passes_run_one_operation
     captured, repeated = (graphs_of(runner, is_captured=is_captured) for is_captured in (True, False))
     sequences = Sequences(0, 96)
     for step in range(STEPS):
-        work = sequences.step()
+        work = sequences.step_with_prompts() if step % 3 == 2 else sequences.step()
         before = runner.sampled.clone()
         got = logits(runner, captured, work, step)
-        got_ids = runner.sampled[: work.num_tokens].clone()
+        got_ids = runner.sampled[: work.num_samples].clone()
         runner.sampled.copy_(before)
         want = logits(runner, repeated, work, step)
         assert torch.equal(got, want), f"step {step} with {work.num_tokens} rows"
-        assert torch.equal(got_ids, runner.sampled[: work.num_tokens])
+        assert torch.equal(got_ids, runner.sampled[: work.num_samples])
         assert torch.equal(got_ids, got.argmax(dim=-1))
 
 

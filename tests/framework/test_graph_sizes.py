@@ -1,4 +1,4 @@
-"""Which decode sizes are captured, and which of them in two micro-batches, too."""
+"""Which sizes of steps are captured, and which of them in two micro-batches, too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from crossdock.config import (
     RecorderConfig,
     SchedulerConfig,
 )
-from crossdock.graph_sizes import captured_rows, overlapped_rows
+from crossdock.graph_sizes import captured_prefill_rows, captured_rows, overlapped_rows
 from crossdock.memory_plan import GRAPH_BYTES, plan_memory
 from crossdock.rank_plan import plan_rank, step_depth
 from crossdock.testing.random_models import write_random_model
@@ -62,6 +62,27 @@ def test_sizes_that_may_overlap_are_captured_both_ways(
     assert overlapped_rows(plan) == overlapped
 
 
+@pytest.mark.parametrize(
+    ("limits", "attn_tp", "sizes"),
+    [
+        ({}, 1, (64, 128, 256, 512)),
+        ({"graph_prefill_rows": 0}, 1, ()),
+        ({"graph_prefill_rows": 100}, 1, (64, 100)),
+        ({"graph_prefill_rows": 33}, 2, (34,)),
+        ({"max_step_tokens": 128}, 1, (64, 128)),
+    ],
+)
+def test_small_steps_with_prompt_tokens_are_captured_up_to_the_configured_rows(
+    config: Config, limits: dict[str, int], attn_tp: int, sizes: tuple[int, ...]
+) -> None:
+    chosen = attrs.evolve(
+        config,
+        scheduler=attrs.evolve(config.scheduler, **limits),
+        parallel=ParallelConfig(ranks=2, attn_dp_size=2 // attn_tp, attn_tp_size=attn_tp),
+    )
+    assert captured_prefill_rows(plan_rank(chosen, 0)) == sizes
+
+
 def test_nothing_is_captured_with_graphs_off(config: Config) -> None:
     off = attrs.evolve(
         config,
@@ -69,7 +90,7 @@ def test_nothing_is_captured_with_graphs_off(config: Config) -> None:
         scheduler=attrs.evolve(config.scheduler, graphs="off"),
     )
     plan = plan_rank(off, 0)
-    assert captured_rows(plan) == overlapped_rows(plan) == ()
+    assert captured_rows(plan) == overlapped_rows(plan) == captured_prefill_rows(plan) == ()
 
 
 @pytest.mark.parametrize(
@@ -83,10 +104,13 @@ def test_routed_counts_are_taken_inside_a_graph_and_whatever_else_a_recorder_kee
     assert captured_rows(plan_rank(counting, 0)) == (SIZES if is_captured else ())
 
 
-def test_the_memory_plan_counts_the_logits_of_every_captured_size(config: Config) -> None:
+def test_the_memory_plan_counts_logits_and_page_tables_of_every_captured_size(config: Config) -> None:
     plan = plan_rank(config, 0)
     memory = plan_memory(plan, 1 << 37, 1 << 37)
-    assert memory.graphs_bytes == sum(SIZES) * plan.info.vocab_size * 4 + len(SIZES) * GRAPH_BYTES
+    prompts = captured_prefill_rows(plan)
+    logits = (sum(SIZES) + sum(min(rows, SIZES[-1]) for rows in prompts)) * plan.info.vocab_size
+    tables = sum((*SIZES, *prompts)) * -(-plan.max_sequence_tokens // plan.config.scheduler.page_tokens)
+    assert memory.graphs_bytes == (logits + tables) * 4 + len((*SIZES, *prompts)) * GRAPH_BYTES
     assert "on this GPU" in memory.sentence()
 
 

@@ -399,8 +399,10 @@ def test_the_step_record_counts_rows_logits_pairs_and_modes_as_the_facts_say() -
     assert (record.is_prefill_in_batch, record.local_forward_mode) == (1, 3)
     assert record.attention_pairs == 3 + (1 + 2 + 3 + 4)
     assert (record.step, record.eplb_pass, record.has_work) == (3, 1, 1)
+    assert record.prefill_graph_vote == 0, "logits of a prompt's rows are wanted"
     idle = engine().scheduler.schedule().work.record(step=0, eplb_pass=0, has_work=False, is_health_check=False)
     assert (idle.num_tokens, idle.num_tokens_for_logprob, idle.local_forward_mode, idle.has_work) == (0, 0, 4, 0)
+    assert idle.prefill_graph_vote == 1
 
 
 def test_two_steps_at_once_and_a_foreign_step_are_misuse() -> None:

@@ -6,7 +6,7 @@ from crossdock.errors import AgreementError
 from crossdock.groups import resolve_sizes
 from crossdock.overlap_decision import OverlapRules
 from crossdock.padding import make_padding
-from crossdock.step import StepRules, decide_step, needs_idle_batch
+from crossdock.step import MOST_CAPTURED_PAIRS, StepRules, decide_step, needs_idle_batch
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepRecord
 from crossdock.types.strategy import OverlapLimits
 from hypothesis import given
@@ -74,6 +74,36 @@ def test_every_replica_replays_the_smallest_bucket_that_takes_the_largest_aligne
     assert plan.padding_mode is PaddingMode.MAX_LEN
     too_large = decide_step([decode(9), decode(1)], rules(2, captured_rows=(2, 8)))
     assert too_large.bucket is None and too_large.graph_reason == "too_large"
+
+
+def test_small_steps_with_prompt_tokens_replay_a_bucket_of_their_own_in_one_micro_batch_with_the_protocol_of_graphs():
+    captured = rules(
+        4,
+        attn_tp=2,
+        dispatch_modes=BOTH_PROTOCOLS,
+        overlap=ALWAYS,
+        captured_rows=(2, 8),
+        captured_prefill_rows=(16, 64),
+    )
+    plan = decide_step([decode(5), IDLE, prefill(17, max_prefix_length=100), PREBUILT], captured)
+    assert plan.bucket == 64 and plan.padded_tokens == (64,) * 4 and plan.padding_mode is PaddingMode.MAX_LEN
+    assert plan.forward_mode is ForwardMode.MIXED and plan.dispatch_mode is DispatchMode.LOW_LATENCY
+    assert not plan.overlap and plan.overlap_reason == "not_captured"
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (prefill(65), "prefill_too_large"),
+        (prefill(8, prefill_graph_vote=0), "prefill_vote"),
+        (prefill(64, max_prefix_length=MOST_CAPTURED_PAIRS // 64 - 63), "prefill_context"),
+    ],
+)
+def test_steps_with_prompt_tokens_run_eager_beyond_rows_votes_and_contexts(record, reason):
+    both = rules(2, dispatch_modes=BOTH_PROTOCOLS, captured_rows=(2, 8), captured_prefill_rows=(16, 64))
+    plan = decide_step([decode(2), record], both)
+    assert plan.bucket is None and plan.graph_reason == reason
+    assert plan.dispatch_mode is DispatchMode.NORMAL
 
 
 def test_decode_steps_take_the_low_latency_protocol_of_a_dispatcher_that_has_both():

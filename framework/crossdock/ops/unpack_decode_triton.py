@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["bucket", "dispatch_rows", "columns"])
+@triton.jit(do_not_specialize=["bucket", "dispatch_rows", "num_logits", "columns"])
 def unpack_decode_kernel(
     # pointers
     packed,
@@ -19,20 +19,25 @@ def unpack_decode_kernel(
     seq_lens,
     page_table,
     padded_rows,
+    logit_rows,
     # sizes
     bucket,
     dispatch_rows,
+    num_logits,
     columns,
     # meta
     page_block: tl.constexpr,
 ):
-    """``packed``: width, then five fields of each row, then which rows are padded, then the pages of each live row."""
+    """``packed``: width, then six fields of each row, then which rows are padded, then rows with logits, then the pages of each sequence."""
     row = tl.program_id(0)
     fields = packed + 1
-    mask = fields + 5 * bucket
+    mask = fields + 6 * bucket
+    logits = mask + dispatch_rows
     # 1. Does this row of the dispatcher carry a token?
     if row < dispatch_rows:
         tl.store(padded_rows + row, tl.load(mask + row).to(tl.uint8))
+    if row < num_logits:
+        tl.store(logit_rows + row, tl.load(logits + row).to(tl.int64))
     if row < bucket:
         # 2. The row itself; a pending id comes from the step before.
         token = tl.load(fields + row).to(tl.int64)
@@ -43,10 +48,10 @@ def unpack_decode_kernel(
         tl.store(positions + row, tl.load(fields + 2 * bucket + row).to(tl.int64))
         tl.store(kv_slots + row, tl.load(fields + 3 * bucket + row).to(tl.int64))
         tl.store(seq_lens + row, length)
-        # 3. Its pages. A row without a sequence has none.
+        # 3. The pages of its sequence. A row without one has none.
         if length > 0:
             width = tl.load(packed)
-            pages = mask + dispatch_rows + row * width
+            pages = logits + num_logits + tl.load(fields + 5 * bucket + row) * width
             for start in range(0, width, page_block):
                 column = start + tl.arange(0, page_block)
                 inside = column < width

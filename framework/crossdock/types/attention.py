@@ -63,6 +63,8 @@ class AttentionCapabilities:
     devices: frozenset[str] = frozenset({"cpu"})
     dtypes: frozenset[str] = frozenset({"float32", "bfloat16"})
     graph_capture: bool = False
+    prefill_capture: bool = False
+    """So can steps with prompt tokens, each row taken as a sequence of its own (``allocate_buffers`` with ``shares_contexts``)."""
     row_invariant: bool = False
     """On a CPU in float32 it can give a row the same bits whatever rows are beside it, where ``AttentionSpec.row_invariant`` asks for it."""
 
@@ -122,12 +124,13 @@ class DecodeTables(Protocol):
 
 
 class CapturableAttention(Attention, Protocol):
-    """A backend whose decode can be captured in a device graph (``graph_capture``)."""
+    """A backend whose steps can be captured in a device graph (``graph_capture``, ``prefill_capture``)."""
 
-    def allocate_buffers(self, bucket: int, page_columns: int) -> DecodeTables:
+    def allocate_buffers(self, bucket: int, page_columns: int, *, shares_contexts: bool = False) -> DecodeTables:
         """Static storage for ``plan`` of one bucket, one row a sequence.
 
-        ``plan`` is called once, before capture. Every replay fills the two tables first, on the device: whatever else a step needs must
+        With ``shares_contexts``, which ``prefill_capture`` allows, rows may belong to the same sequence: row i with ``seq_lens[i]`` tokens
+        sees rows that the step itself writes to the cache. ``plan`` is called once, before capture. Every replay fills the two tables first, on the device: whatever else a step needs must
         be computed from them inside ``forward``.
         """
         ...

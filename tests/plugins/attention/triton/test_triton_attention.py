@@ -149,6 +149,31 @@ def test_a_bucket_gives_live_rows_the_eager_result_and_dead_rows_zero(kv: KvSpec
     assert not results[1][2:].any()
 
 
+@pytest.mark.parametrize("kv", [GQA, MLA], ids=["gqa", "mla"])
+def test_rows_of_one_sequence_in_a_bucket_see_one_another_as_in_the_torch_backend(kv: KvSpec) -> None:
+    generator = torch.Generator().manual_seed(11)
+    rows, prefixes, padding = [5, 1, 9], [0, 7, 6], 3
+    batch = make_batch(rows, prefixes, padding, generator)
+    state = generator.get_state()
+    backend = TritonAttention(spec_of(kv))
+    tables = backend.allocate_buffers(batch.num_rows, 5, shares_contexts=True)
+    empty = attrs.evolve(batch, page_table=tables.page_table[:0], seq_lens=(), query_lens=())
+    metadata = backend.plan(empty, tables)
+    sequences = torch.arange(3, device=DEVICE).repeat_interleave(torch.tensor(rows, device=DEVICE))
+    live = sum(rows)
+    tables.page_table[:live, : batch.page_table.shape[1]] = batch.page_table[sequences]
+    tables.seq_lens[:live] = batch.positions[:live] + 1
+    layers = [make_layer(kv, generator.set_state(state)) for _ in range(2)]
+    q, k, v = inputs(kv, batch.num_rows, generator)
+    got = backend.forward(q, k, v, layers[0], metadata)
+    torch_backend = TorchAttention(TorchAttentionOptions(), spec_of(kv))
+    want = torch_backend.forward(q, k, v, layers[1], torch_backend.plan(batch))
+    torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+    assert not got[live:].any()
+    for mine, theirs in zip(*(layer.cache for layer in layers), strict=True):
+        assert torch.equal(mine[1:], theirs[1:])
+
+
 def test_a_sequence_longer_than_its_page_table_is_refused() -> None:
     batch = make_batch([1], [5], 0, torch.Generator().manual_seed(0))
     short = attrs.evolve(batch, seq_lens=(99,))

@@ -46,21 +46,22 @@ class TritonAttention:
         return TRITON_ATTENTION_CAPABILITIES
 
     def plan(self, batch: ForwardBatch, buffers: Any | None = None) -> AttnMetadata:
-        """With ``buffers`` (see ``allocate_buffers``) the plan of a captured decode step, else of an eager batch."""
+        """With ``buffers`` (see ``allocate_buffers``) the plan of a captured step, else of an eager batch."""
         if buffers is not None:
             return AttnMetadata(batch=batch, data=fill_buffers(batch, cast("DecodeBuffers", buffers)))
         return AttnMetadata(
             batch=batch, data=make_plan(batch, self._spec.page_tokens, self._spec.kv.kind, self._key_heads)
         )
 
-    def allocate_buffers(self, bucket: int, page_columns: int) -> DecodeBuffers:
-        """Static storage of one decode bucket; the splits are fixed by its size and the longest context it can hold."""
+    def allocate_buffers(self, bucket: int, page_columns: int, *, shares_contexts: bool = False) -> DecodeBuffers:
+        """Static storage of one bucket; the splits are fixed by its size and the longest context it can hold."""
         tile = GQA_TILE if self._spec.kv.kind == "gqa" else LATENT_TILE
         return DecodeBuffers(
             page_table=torch.zeros(bucket, page_columns, dtype=torch.int32, device=self._spec.device),
             seq_lens=torch.zeros(bucket, dtype=torch.int32, device=self._spec.device),
             splits=choose_splits(bucket, self._key_heads, page_columns * self._spec.page_tokens, tile),
             arrivals=torch.zeros(bucket * self._key_heads, dtype=torch.int32, device=self._spec.device),
+            shares_contexts=shares_contexts,
         )
 
     def forward(
@@ -74,10 +75,13 @@ class TritonAttention:
         """As the protocol says."""
         plan = cast("TritonPlan", metadata.data)
         slots = metadata.batch.kv_slots
-        if plan.prefill is None and plan.decode is not None and plan.decode.rows is None:
+        singles = plan.single_rows
+        if singles is not None and not singles.shares_contexts:
             keys = k if v is not None else k.unsqueeze(1)
-            return self._decode(q, layer, plan.decode, NewRows(k=keys, v=v, slots=slots))
+            return self._decode(q, layer, singles, NewRows(k=keys, v=v, slots=slots))
         store_rows(slots, (k,) if v is None else (k, v), layer.cache)
+        if singles is not None:
+            return self._decode(q, layer, singles, None)
         value_dim = layer.kv.v_head_dim if layer.w_uv is None else layer.w_uv.shape[2]
         # Padded rows of the result are zero; without any, every row is written below.
         empty = q.new_empty if plan.live_rows == q.shape[0] else q.new_zeros

@@ -9,4 +9,5 @@ TRITON_ATTENTION_CAPABILITIES = AttentionCapabilities(
     devices=frozenset({"cuda"}),
     dtypes=frozenset({"float32", "bfloat16"}),
     graph_capture=True,
+    prefill_capture=True,
 )

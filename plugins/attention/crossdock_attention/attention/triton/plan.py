@@ -14,7 +14,7 @@ from crossdock_attention.attention.triton.kernels.prefill import GQA_PREFILL, ML
 
 @attrs.frozen(kw_only=True, eq=False)
 class DecodeBuffers:
-    """Static storage of a captured decode bucket: every row is one sequence, unused rows have length 0."""
+    """Static storage of a captured bucket: every row is taken as one sequence, unused rows have length 0."""
 
     page_table: torch.Tensor
     """[bucket, columns] int32."""
@@ -23,6 +23,8 @@ class DecodeBuffers:
     splits: int
     arrivals: torch.Tensor
     """[bucket * key heads] int32 zeros, see ``paged_decode``."""
+    shares_contexts: bool
+    """Rows see other rows of the step."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -35,6 +37,8 @@ class DecodeRows:
     seq_lens: torch.Tensor
     splits: int
     arrivals: torch.Tensor
+    shares_contexts: bool = False
+    """A row's context may hold other rows of this step, so all of them are stored first."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -59,6 +63,11 @@ class TritonPlan:
     decode: DecodeRows | None
     prefill: PrefillRows | None
     live_rows: int
+
+    @property
+    def single_rows(self) -> DecodeRows | None:
+        """The decode rows where they are all rows of the batch."""
+        return self.decode if self.prefill is None and self.decode is not None and self.decode.rows is None else None
 
 
 def make_plan(batch: ForwardBatch, page_tokens: int, kind: str, key_heads: int) -> TritonPlan:
@@ -90,7 +99,7 @@ def make_plan(batch: ForwardBatch, page_tokens: int, kind: str, key_heads: int) 
 
 
 def fill_buffers(batch: ForwardBatch, buffers: DecodeBuffers) -> TritonPlan:
-    """The plan of a captured decode step: copies the batch into the bucket's static storage.
+    """The plan of a captured step: copies the batch into the bucket's static storage.
 
     Raises:
         MisuseError: a sequence has several rows, or the batch does not fit the bucket.
@@ -99,7 +108,7 @@ def fill_buffers(batch: ForwardBatch, buffers: DecodeBuffers) -> TritonPlan:
     size, width = batch.page_table.shape
     if size > bucket or width > columns or any(rows != 1 for rows in batch.query_lens):
         raise MisuseError(
-            f"a decode bucket of {bucket} rows and {columns} pages got {size} sequences with {width} pages and rows {batch.query_lens[:8]}"
+            f"a bucket of {bucket} rows and {columns} pages got {size} sequences with {width} pages and rows {batch.query_lens[:8]}"
         )
     buffers.page_table[:size, :width].copy_(batch.page_table)
     buffers.seq_lens.zero_()
@@ -110,6 +119,7 @@ def fill_buffers(batch: ForwardBatch, buffers: DecodeBuffers) -> TritonPlan:
         seq_lens=buffers.seq_lens,
         splits=buffers.splits,
         arrivals=buffers.arrivals,
+        shares_contexts=buffers.shares_contexts,
     )
     return TritonPlan(decode=decode, prefill=None, live_rows=bucket)
 
