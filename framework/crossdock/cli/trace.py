@@ -14,6 +14,7 @@ from rich.table import Table
 
 from crossdock.errors import UsageError
 from crossdock.observe.lane_picture import lane_picture
+from crossdock.observe.rank_waits import rank_waits
 from crossdock.observe.span_shares import SpanShares, span_shares
 from crossdock.observe.trace_files import read_trace
 from crossdock.types.observer import Span
@@ -25,7 +26,7 @@ trace_app = App(name="trace", help="What a timeline says.")
 def summary(
     *files: Path, format: Literal["text", "json"] = "text", svg: Path | None = None, step: int | None = None
 ) -> None:
-    """Exposed communication, overlap ratio and bubble of each rank.
+    """Exposed communication, overlap ratio and bubble of each rank; of several ranks also what part of it is waiting for the slower one.
 
     Parameters
     ----------
@@ -51,19 +52,21 @@ def summary(
     if svg is not None:
         svg.write_text(lane_picture(spans), encoding="utf-8")
     shares = {rank: span_shares(found) for rank, found in spans.items()}
+    waits = rank_waits(spans) or {}
     if format == "json":
-        print(json.dumps([_row(rank, found) for rank, found in shares.items()], indent=2))
+        print(json.dumps([_row(rank, found, waits.get(rank)) for rank, found in shares.items()], indent=2))
         return
-    Console().print(_table(shares))
+    Console().print(_table(shares, waits))
     Console().print(_categories(shares))
 
 
-def _row(rank: int, shares: SpanShares) -> dict[str, object]:
-    return {"rank": rank, **attrs.asdict(shares), "overlap_ratio": shares.overlap_ratio, "bubble": shares.bubble}
+def _row(rank: int, shares: SpanShares, rank_wait_us: float | None) -> dict[str, object]:
+    numbers = {"overlap_ratio": shares.overlap_ratio, "bubble": shares.bubble, "rank_wait_us": rank_wait_us}
+    return {"rank": rank, **attrs.asdict(shares), **numbers}
 
 
-def _table(shares: dict[int, SpanShares]) -> Table:
-    table = Table("rank", "passes", "wall ms", "in flight ms", "exposed ms", "overlap ratio", "bubble")
+def _table(shares: dict[int, SpanShares], waits: dict[int, float]) -> Table:
+    table = Table("rank", "passes", "wall ms", "in flight ms", "exposed ms", "rank wait ms", "overlap ratio", "bubble")
     for rank, found in shares.items():
         table.add_row(
             str(rank),
@@ -71,6 +74,7 @@ def _table(shares: dict[int, SpanShares]) -> Table:
             f"{found.wall_us / 1e3:.2f}",
             f"{found.in_flight_us / 1e3:.2f}",
             f"{found.exposed_us / 1e3:.2f}",
+            f"{waits[rank] / 1e3:.2f}" if rank in waits else "-",
             f"{found.overlap_ratio:.3f}",
             f"{found.bubble:.3f}",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import attrs
 
@@ -50,27 +50,19 @@ class SpanShares:
 
 def span_shares(spans: Iterable[Span]) -> SpanShares:
     """The numbers of one rank's spans."""
+    spans = tuple(spans)
     passes: dict[int, tuple[float, float]] = {}
-    lanes: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
     category_us: defaultdict[str, float] = defaultdict(float)
     for span in spans:
         end = span.begin_us + span.duration_us
         begin, last = passes.get(span.step, (span.begin_us, end))
         passes[span.step] = min(begin, span.begin_us), max(last, end)
         category_us[span.category] += span.duration_us
-        if not span.is_beside:
-            lanes[span.step, span.micro_batch].append(span)
     in_flight = exposed = waited = 0.0
-    for lane in lanes.values():
-        sent: Span | None = None
-        for span in sorted(lane, key=lambda span: span.begin_us):
-            if span.category in SENDS:
-                sent = span
-            elif span.category == WAIT and sent is not None:
-                in_flight += span.begin_us + span.duration_us - sent.begin_us
-                exposed += sent.duration_us + span.duration_us
-                waited += span.duration_us
-                sent = None
+    for sent, ended in transfers(spans):
+        in_flight += ended.begin_us + ended.duration_us - sent.begin_us
+        exposed += sent.duration_us + ended.duration_us
+        waited += ended.duration_us
     return SpanShares(
         passes=len(passes),
         wall_us=sum(last - begin for begin, last in passes.values()),
@@ -79,3 +71,19 @@ def span_shares(spans: Iterable[Span]) -> SpanShares:
         exposed_us=exposed,
         waited_us=waited,
     )
+
+
+def transfers(spans: Iterable[Span]) -> Iterator[tuple[Span, Span]]:
+    """The operation that begins each transfer of one rank, and the one that finishes it."""
+    lanes: defaultdict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in spans:
+        if not span.is_beside:
+            lanes[span.step, span.micro_batch].append(span)
+    for lane in lanes.values():
+        sent: Span | None = None
+        for span in sorted(lane, key=lambda span: span.begin_us):
+            if span.category in SENDS:
+                sent = span
+            elif span.category == WAIT and sent is not None:
+                yield sent, span
+                sent = None

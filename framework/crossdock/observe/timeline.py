@@ -62,19 +62,30 @@ class HostClock:
 
 
 class CudaClock:
-    """Events in the current stream, set on the host's clock by the moment at which the first one was recorded."""
+    """Events in the current stream. They are set on the host's clock when they are read, by one in a stream that has nothing else to do: the
+    host may be far ahead of the device when a mark is issued."""
 
-    def mark(self) -> tuple[Any, int]:
+    def __init__(self) -> None:
+        self._idle: Any = None
+
+    def mark(self) -> Any:
         import torch
 
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return event, time.perf_counter_ns()
+        return event
 
-    def read_us(self, marks: Sequence[tuple[Any, int]]) -> list[float]:
-        first, host_ns = marks[0]
-        marks[-1][0].synchronize()
-        return [host_ns / 1e3 + 1e3 * first.elapsed_time(event) for event, _ in marks]
+    def read_us(self, marks: Sequence[Any]) -> list[float]:
+        import torch
+
+        marks[-1].synchronize()
+        if self._idle is None:
+            self._idle = torch.cuda.Stream()
+        now = torch.cuda.Event(enable_timing=True)
+        now.record(self._idle)
+        now.synchronize()
+        now_us = time.perf_counter_ns() / 1e3
+        return [now_us - 1e3 * mark.elapsed_time(now) for mark in marks]
 
 
 def clock_of(device: torch.device) -> Clock:

@@ -32,6 +32,7 @@ from crossdock.comm import create_comms
 from crossdock.config import CheckpointConfig, Config, LaunchConfig, ParallelConfig, PluginChoice, SchedulerConfig
 from crossdock.engine_seams import AgreedStep
 from crossdock.executor import Executor
+from crossdock.observe.rank_waits import rank_waits
 from crossdock.observe.span_shares import WAIT, SpanShares, span_shares
 from crossdock.observe.timeline import Timeline, clock_of
 from crossdock.overlap_decision import OverlapRules, decide_overlap
@@ -113,6 +114,8 @@ class Bench:
         self.executors = {name: Executor(built.model, one) for name, one in strategies.items()}
         self.takes_budget = arguments.experts in ("deep_gemm", "triton") and not arguments.keep_sms
         self.step = 0
+        self.transfer_ms: dict[int, float] = {}
+        """Of a pass of so many rows, over the link as it is."""
         self.logits = torch.empty(0)
         """Of the last pass."""
 
@@ -218,13 +221,13 @@ class Bench:
         return self.slowest(float((self.logits - want).abs().max() / want.abs().max()))
 
     def spans(self, name: str, work: StepWork, *, overlap: bool) -> tuple[Span, ...]:
-        """Operations of a pass, the fastest of three."""
-        found: list[tuple[Span, ...]] = []
+        """Operations of a pass, the fastest of three: the same one on all ranks."""
+        found: list[tuple[float, tuple[Span, ...]]] = []
         for _ in range(3):
             self.timeline.times_next = True
-            self.run(name, work, overlap=overlap)
-            found.append(self.timeline.last_spans)
-        return min(found, key=lambda spans: span_shares(spans).wall_us)
+            took_s = self.slowest(self.run(name, work, overlap=overlap))
+            found.append((took_s, self.timeline.last_spans))
+        return min(found, key=lambda one: one[0])[1]
 
     def paused(self, work: StepWork, pause_ms: float, passes: int = 12) -> dict[str, Any]:
         """Stage times of sequential passes that leave the device idle between them: what its clock makes of them. Of the later half."""
@@ -247,6 +250,13 @@ class Bench:
         values = self.comms.host.world.all_gather(torch.tensor([value], dtype=torch.float64))
         return [round(float(found), 3) for found in values]
 
+    def rank_waits(self, spans: Sequence[Span]) -> list[float] | None:
+        """Milliseconds by rank that were waits for a slower one."""
+        every: list[Any] = [None] * self.world
+        dist.all_gather_object(every, (self.rank, [attrs.evolve(span, step=0) for span in spans]))
+        found = rank_waits(dict(every))
+        return None if found is None else [round(us / 1e3, 2) for _, us in sorted(found.items())]
+
     def prefill_results(self, rows: int) -> dict[str, Any]:
         """Everything about one size over the link as it is now."""
         work = self.prefill(rows)
@@ -256,15 +266,20 @@ class Bench:
         stages = {name: span_shares(found) for name, found in spans.items()}
         halves, exposed = stages["halves"], {name: _communication_ms(one) for name, one in stages.items()}
         compute_ms = halves.wall_us / 1e3 - exposed["halves"]
-        # Transfers take multiprocessors while they run. With a budget the experts' own times show what is lent to the half of them that
-        # runs beside experts; the other half runs beside attention.
+        waits = {name: self.rank_waits(found) for name, found in spans.items()}
+        # Transfers take multiprocessors while they run, not while a link holds them. With a budget the experts' own times show what is lent to
+        # the half of them that runs beside experts; the other half runs beside attention.
+        if self.link.bytes_per_us == 0.0:
+            waited_ms = waits["halves"][self.rank] if waits["halves"] is not None else 0.0
+            self.transfer_ms[rows] = exposed["halves"] - waited_ms
         lent = self.communication_sms / self.most_sms * (0.5 if self.takes_budget else 1.0) if self.is_cuda else 0.0
-        lent_ms = exposed["halves"] * lent
+        lent_ms = self.transfer_ms.get(rows, exposed["halves"]) * lent
         ceiling_ms = self.slowest(max(compute_ms + lent_ms, exposed["halves"]))
         sequential_ms, two_batch_ms = results["sequential"]["ms"], results["two_batch"]["ms"]
         results |= {
             "difference": self.difference(work),
             "ceiling_ms": round(ceiling_ms, 3),
+            "lent_ms of each rank": self.everyone(lent_ms),
             "ratio": round(sequential_ms / two_batch_ms, 4),
             "ceiling_ratio": round(sequential_ms / ceiling_ms, 4),
             "single_batch_ratio": round(sequential_ms / results["single_batch"]["ms"], 4),
@@ -273,7 +288,13 @@ class Bench:
             else None,
             "exposed_ms": {name: round(one, 3) for name, one in exposed.items()},
             "wait_ms": {name: _waits(found) for name, found in spans.items()},
-            "compute_ms of each rank": self.everyone(compute_ms),
+            "waits for the slower rank, ms of each rank": {
+                name: self.rank_waits(found) for name, found in spans.items()
+            },
+            "exposed_ms of each rank": {name: self.everyone(one) for name, one in exposed.items()},
+            "compute_ms of each rank": {
+                name: self.everyone(one.wall_us / 1e3 - exposed[name]) for name, one in stages.items()
+            },
             "stage_ms": {
                 name: {category: round(us / 1e3, 2) for category, us in sorted(one.category_us.items())}
                 for name, one in stages.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 from crossdock.cli.main import main
 from crossdock.observe.trace_files import write_trace
@@ -46,8 +47,20 @@ def test_each_rank_has_its_numbers(files: list[str], capsys: pytest.CaptureFixtu
         (0, 2, 100.0, 40.0),
         (1, 2, 100.0, 40.0),
     ]
+    assert [row["rank_wait_us"] for row in rows] == [0.0, 0.0], "both came at the same moment"
     assert rows[0]["overlap_ratio"] == pytest.approx(0.6)
     assert rows[0]["bubble"] == pytest.approx(0.2)
+
+
+def test_waiting_for_the_slower_rank_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = [attrs.evolve(span, begin_us=span.begin_us + 4.0) for span in spans(1)]
+    for rank, found in enumerate((spans(1), slow)):
+        write_trace(tmp_path / f"{rank}.json", rank, found)
+    files = [str(tmp_path / f"{rank}.json") for rank in (0, 1)]
+    assert main(["trace", "summary", *files, "--format", "json"]) == 0
+    assert [row["rank_wait_us"] for row in json.loads(capsys.readouterr().out)] == [4.0, 0.0]
+    assert main(["trace", "summary", files[0], "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["rank_wait_us"] is None
 
 
 def test_people_get_a_table_and_a_picture(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import attrs
 import pytest
+import torch
 from crossdock.errors import LoadFileError
 from crossdock.observe.lane_picture import lane_picture
 from crossdock.observe.span_shares import span_shares
-from crossdock.observe.timeline import CATEGORIES, SAMPLE_EVERY, Timeline
+from crossdock.observe.timeline import CATEGORIES, SAMPLE_EVERY, Timeline, clock_of
 from crossdock.observe.trace_files import read_trace, write_trace
 from crossdock.types.model import Op, OpKind
 from crossdock.types.observer import Span
@@ -196,3 +198,24 @@ def test_the_picture_has_a_lane_for_each_rank_and_micro_batch() -> None:
     titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
     assert "experts, layer 1, step 4: 40 us" in titles
     assert ElementTree.fromstring(lane_picture({})) is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_marks_on_a_gpu_are_moments_of_the_host_also_where_it_is_far_ahead() -> None:
+    """A step is launched while the one before it still runs: its operations begin when that one ends."""
+    clock = clock_of(torch.device("cuda"))
+    torch.cuda.synchronize()
+    launched_us = time.perf_counter_ns() / 1e3
+    before = clock.mark()
+    torch.cuda._sleep(40_000_000)  # type: ignore[no-untyped-call]
+    begun = clock.mark()
+    issued_us = time.perf_counter_ns() / 1e3 - launched_us
+    torch.cuda._sleep(4_000_000)  # type: ignore[no-untyped-call]
+    ended = clock.mark()
+    torch.cuda.synchronize()
+    took_us = time.perf_counter_ns() / 1e3 - launched_us
+    moments = [moment - launched_us for moment in clock.read_us([before, begun, ended])]
+    assert issued_us < 2000 < moments[1] < moments[2] <= took_us + 200
+    assert moments[0] == pytest.approx(0.0, abs=500)
+    assert moments[2] == pytest.approx(took_us, abs=500)
