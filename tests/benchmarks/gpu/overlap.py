@@ -19,7 +19,6 @@ import os
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,35 +32,23 @@ from crossdock.config import CheckpointConfig, Config, LaunchConfig, ParallelCon
 from crossdock.engine_seams import AgreedStep
 from crossdock.executor import Executor
 from crossdock.observe.rank_waits import rank_waits
-from crossdock.observe.span_shares import WAIT, SpanShares, span_shares
+from crossdock.observe.span_shares import SpanShares, span_shares
 from crossdock.observe.timeline import Timeline, clock_of
 from crossdock.overlap_decision import OverlapRules, decide_overlap
 from crossdock.overlap_gate import OverlapGate
 from crossdock.rank_plan import plan_rank
 from crossdock.step_work import SequenceRows, StepWork
 from crossdock.strategy import make_strategy
-from crossdock.types.model import Op
 from crossdock.types.observer import Span
-from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
-from crossdock.types.strategy import OverlapLimits, StagePlan, Strategy, StrategyCapabilities
+from crossdock.types.step import DispatchMode, PaddingMode, StepPlan, StepRecord
+from crossdock.types.strategy import OverlapLimits, Strategy
 from held_link import HeldDispatcher, Link
 from overlap_arguments import arguments_of_call
 from overlap_shape import SHAPE, TINY
+from overlap_stages import Halves, communication_ms, waits_by_operation
 
 PAGE = 64
-COMMUNICATION = ("dispatch", "combine", "wait")
 HELD_BYTES_PER_US = 50_000.0
-
-
-@attrs.frozen
-class Halves:
-    """Two micro-batches one after the other: nothing hides, everything has the size that it has under ``two_batch``."""
-
-    lends_sms: bool
-    capabilities = StrategyCapabilities(micro_batches=2)
-
-    def plan(self, ops: Sequence[Op], mode: ForwardMode) -> StagePlan:
-        return StagePlan(stages=(tuple(ops),), spares_communication_sms=self.lends_sms)
 
 
 class Bench:
@@ -264,9 +251,9 @@ class Bench:
         results: dict[str, Any] = dict(self.compared(ways, work))
         spans = {name: self.spans(name, work, overlap=overlap) for name, overlap in ways.items()}
         stages = {name: span_shares(found) for name, found in spans.items()}
-        halves, exposed = stages["halves"], {name: _communication_ms(one) for name, one in stages.items()}
+        halves, exposed = stages["halves"], {name: communication_ms(one) for name, one in stages.items()}
         compute_ms = halves.wall_us / 1e3 - exposed["halves"]
-        waits = {name: self.rank_waits(found) for name, found in spans.items()}
+        waits = {name: self.rankwaits_by_operation(found) for name, found in spans.items()}
         # Transfers take multiprocessors while they run, not while a link holds them. With a budget the experts' own times show what is lent to
         # the half of them that runs beside experts; the other half runs beside attention.
         if self.link.bytes_per_us == 0.0:
@@ -287,9 +274,9 @@ class Bench:
             if sequential_ms > ceiling_ms
             else None,
             "exposed_ms": {name: round(one, 3) for name, one in exposed.items()},
-            "wait_ms": {name: _waits(found) for name, found in spans.items()},
+            "wait_ms": {name: waits_by_operation(found) for name, found in spans.items()},
             "waits for the slower rank, ms of each rank": {
-                name: self.rank_waits(found) for name, found in spans.items()
+                name: self.rankwaits_by_operation(found) for name, found in spans.items()
             },
             "exposed_ms of each rank": {name: self.everyone(one) for name, one in exposed.items()},
             "compute_ms of each rank": {
@@ -335,19 +322,6 @@ class Bench:
             "times_ms": [round(time, 2) for time in times],
             "gain_us": int(voted.overlap_gain_us),
         }
-
-
-def _communication_ms(shares: SpanShares) -> float:
-    return sum(shares.category_us.get(category, 0.0) for category in COMMUNICATION) / 1e3
-
-
-def _waits(spans: Sequence[Span]) -> dict[str, float]:
-    """Milliseconds by the operation that waits."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for span in spans:
-        if span.category == WAIT:
-            found[f"{span.name} {span.micro_batch}"] += span.duration_us / 1e3
-    return {name: round(ms, 2) for name, ms in sorted(found.items())}
 
 
 def main() -> None:
