@@ -253,7 +253,7 @@ class Bench:
         stages = {name: span_shares(found) for name, found in spans.items()}
         halves, exposed = stages["halves"], {name: communication_ms(one) for name, one in stages.items()}
         compute_ms = halves.wall_us / 1e3 - exposed["halves"]
-        waits = {name: self.rankwaits_by_operation(found) for name, found in spans.items()}
+        waits = {name: self.rank_waits(found) for name, found in spans.items()}
         # Transfers take multiprocessors while they run, not while a link holds them. With a budget the experts' own times show what is lent to
         # the half of them that runs beside experts; the other half runs beside attention.
         if self.link.bytes_per_us == 0.0:
@@ -276,7 +276,7 @@ class Bench:
             "exposed_ms": {name: round(one, 3) for name, one in exposed.items()},
             "wait_ms": {name: waits_by_operation(found) for name, found in spans.items()},
             "waits for the slower rank, ms of each rank": {
-                name: self.rankwaits_by_operation(found) for name, found in spans.items()
+                name: self.rank_waits(found) for name, found in spans.items()
             },
             "exposed_ms of each rank": {name: self.everyone(one) for name, one in exposed.items()},
             "compute_ms of each rank": {
