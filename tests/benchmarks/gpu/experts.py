@@ -25,14 +25,10 @@ from crossdock_models.experts.triton.kernels.grouped_large import (
     large_down,
     large_gate_up,
 )
-from crossdock_models.experts.triton.kernels.grouped_swiglu import (
-    GroupedWeights,
-    down_rows,
-    gate_up_rows,
-    grouped_swiglu,
-    sum_choices,
-)
+from crossdock_models.experts.triton.kernels.grouped_swiglu import down_rows, gate_up_rows, grouped_swiglu
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
+from crossdock_models.experts.triton.kernels.grouped_weights import GroupedWeights
+from crossdock_models.experts.triton.kernels.sum_choices import sum_choices
 from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
 
 SHAPES = {
@@ -158,7 +154,7 @@ def part_us(
             return large_down(activated, order, experts.down, tiles, sm_budget)
         return down_rows(activated, order, experts, tiles)
 
-    halves = isinstance(tiles, LargeTiles)
+    halves = isinstance(tiles, LargeTiles) and tiles.halves
     order = block_order(ids, experts.num_experts, tiles.rows, halves)
     activated = gate_up(order)
     parts = down(order, activated)
@@ -230,7 +226,7 @@ def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> 
     elif rows <= 4:
         row["few"] = few_us(x, ids, weights, experts)
     else:
-        row["parts"] = part_us(x, ids, weights, experts, choose_tiles(rows * top_k / num_experts, False))
+        row["parts"] = part_us(x, ids, weights, experts, choose_tiles(rows * top_k / num_experts, 2))
     if tune and rows < 4096:
         found: list[tuple[float, str]] = []
         for candidate in candidates(rows * top_k / num_experts):

@@ -9,7 +9,8 @@ import torch
 from crossdock.errors import DispatchMisuse
 
 from crossdock_models.experts.triton.capabilities import TRITON_EXPERTS_CAPABILITIES
-from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu
+from crossdock_models.experts.triton.kernels.grouped_swiglu import grouped_swiglu
+from crossdock_models.experts.triton.kernels.grouped_weights import GroupedWeights
 
 if TYPE_CHECKING:
     from crossdock.types.dispatch import Received

@@ -10,8 +10,10 @@ from crossdock_models.experts.triton.kernels.block_order import block_order, max
 from crossdock_models.experts.triton.kernels.block_order_torch import block_order_torch
 from crossdock_models.experts.triton.kernels.few_rows import MOST_ROWS, FewTile, are_few, few_rows_swiglu
 from crossdock_models.experts.triton.kernels.grouped_large import LargeTiles, large_down, large_gate_up
-from crossdock_models.experts.triton.kernels.grouped_swiglu import GroupedWeights, grouped_swiglu, sum_choices
+from crossdock_models.experts.triton.kernels.grouped_swiglu import grouped_swiglu
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
+from crossdock_models.experts.triton.kernels.grouped_weights import GroupedWeights
+from crossdock_models.experts.triton.kernels.sum_choices import sum_choices
 from crossdock_models.experts.triton.kernels.tiles import FEW, LARGE, MANY, SOME, Tiles
 
 pytestmark = pytest.mark.skipif(
@@ -211,3 +213,16 @@ def test_every_tile_of_the_table_is_right_on_the_device(tiles: Tiles | None, row
     got = grouped_swiglu(x, ids, weights, experts, tiles).float()
     want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
     assert float((got - want).abs().max()) <= BF16_TOLERANCE * float(want.abs().max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [3, 64, 300])
+def test_float32_fits_into_shared_memory_at_every_number_of_rows_an_expert(rows: int) -> None:
+    ids, weights = routing(rows, 4, 2, "random")
+    x = torch.randn(rows, 256, device=DEVICE)
+    experts = GroupedWeights(
+        gate_up=torch.randn(4, 2 * 192, 256, device=DEVICE) / 16, down=torch.randn(4, 256, 192, device=DEVICE) / 14
+    )
+    got = grouped_swiglu(x, ids, weights, experts)
+    want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
+    torch.testing.assert_close(got, want, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE)

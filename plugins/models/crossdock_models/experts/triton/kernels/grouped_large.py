@@ -26,6 +26,8 @@ class LargeTiles:
     warps: int = 8
     gate_stages: int = 4
     down_stages: int = 3
+    halves: bool = True
+    """Last blocks of at most half the rows cost half in the first product."""
 
 
 LARGE_TILES = LargeTiles()
@@ -53,12 +55,12 @@ def large_gate_up(
     out = torch.empty(order.pairs.numel(), inner_size, dtype=rows.dtype, device=rows.device)
     large_gate_up_kernel[(programs_of(rows, sm_budget),)](
         rows,
-        _described(gate_up.view(-1, inner_size, hidden_size), 2, tiles.gate_columns, tiles.inner),
+        described(gate_up.view(-1, inner_size, hidden_size), 2, tiles.gate_columns, tiles.inner),
         order.pairs,
         order.block_experts,
         order.num_blocks,
-        _described(out, tiles.rows, tiles.gate_columns),
-        _described(out, tiles.rows // 2, tiles.gate_columns),
+        described(out, tiles.rows, tiles.gate_columns),
+        described(out, tiles.rows // 2, tiles.gate_columns),
         rows.shape[0] * top_k,
         hidden_size,
         inner_size,
@@ -67,6 +69,7 @@ def large_gate_up(
         block_columns=tiles.gate_columns,
         block_inner=tiles.inner,
         group=tiles.group,
+        halves=tiles.halves,
         num_warps=tiles.warps,
         num_stages=tiles.gate_stages,
         **early_launch(rows),
@@ -84,9 +87,9 @@ def large_down(
     hidden_size, inner_size = down.shape[1], down.shape[2]
     out = torch.empty(order.pairs.numel(), hidden_size, dtype=activated.dtype, device=activated.device)
     large_down_kernel[(programs_of(activated, sm_budget),)](
-        _described(activated, tiles.rows, tiles.inner),
-        _described(down.view(-1, inner_size), tiles.down_columns, tiles.inner),
-        _described(out, tiles.rows, tiles.down_columns),
+        described(activated, tiles.rows, tiles.inner),
+        described(down.view(-1, inner_size), tiles.down_columns, tiles.inner),
+        described(out, tiles.rows, tiles.down_columns),
         order.block_experts,
         order.num_blocks,
         hidden_size,
@@ -114,7 +117,7 @@ def multiprocessors(device_index: int) -> int:
     return torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
-def _described(tensor: torch.Tensor, *tile: int) -> Any:
+def described(tensor: torch.Tensor, *tile: int) -> Any:
     """A tensor descriptor that loads and stores tiles of these sizes."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 

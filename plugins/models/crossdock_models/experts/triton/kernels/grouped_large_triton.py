@@ -92,14 +92,16 @@ def large_gate_up_kernel(
     block_columns: tl.constexpr,
     block_inner: tl.constexpr,
     group: tl.constexpr,
+    halves: tl.constexpr,
     is_early: tl.constexpr,
 ):
     """out[place] = silu(gate) * up in the order of ``pairs``. Rows of empty pairs are computed from row 0 and never read."""
     wait_for_inputs(is_early)
     walk_gate_up(rows, gate_up, pairs, block_experts, num_blocks, out, num_pairs, hidden_size, inner_size, top_k,
                  block_rows, block_rows, block_columns, block_inner, group)  # fmt: skip
-    walk_gate_up(rows, gate_up, pairs, block_experts, num_blocks, half_out, num_pairs, hidden_size, inner_size, top_k,
-                 block_rows, block_rows // 2, block_columns, block_inner, group)  # fmt: skip
+    if halves:
+        walk_gate_up(rows, gate_up, pairs, block_experts, num_blocks, half_out, num_pairs, hidden_size, inner_size, top_k,
+                     block_rows, block_rows // 2, block_columns, block_inner, group)  # fmt: skip
 
 
 @triton.jit

@@ -4,57 +4,19 @@
 
 from __future__ import annotations
 
-import attrs
 import torch
 from crossdock.ops.early_launch import early_launch
 
 from crossdock_models.experts.triton.kernels.block_order import BlockOrder, block_order
 from crossdock_models.experts.triton.kernels.few_rows import are_few, few_rows_swiglu
-from crossdock_models.experts.triton.kernels.grouped_large import (
-    LARGE_TILES,
-    choose_large_tiles,
-    large_down,
-    large_gate_up,
-)
-from crossdock_models.experts.triton.kernels.tiles import MOST_MIDDLING_ROWS, Tiles, choose_tiles
+from crossdock_models.experts.triton.kernels.fp8_swiglu import fp8_swiglu
+from crossdock_models.experts.triton.kernels.grouped_large import choose_large_tiles, large_down, large_gate_up
+from crossdock_models.experts.triton.kernels.grouped_weights import GroupedWeights
+from crossdock_models.experts.triton.kernels.sum_choices import sum_choices
+from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
 
 FETCHED_LINES = 4
 """Lines of 128 bytes of each weight row that the second product asks for while the first one ends: 64 KiB a program."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class GroupedWeights:
-    """Weights of one layer: S experts, I inner, H hidden. Scales only for float8 weights."""
-
-    gate_up: torch.Tensor
-    """[S, 2I, H] contiguous, gate rows first."""
-    down: torch.Tensor
-    """[S, H, I] contiguous."""
-    gate_up_scale: torch.Tensor | None = None
-    """[S, 2 * ceil(I / 128), ceil(H / 128)] float32."""
-    down_scale: torch.Tensor | None = None
-    """[S, ceil(H / 128), ceil(I / 128)] float32."""
-
-    @property
-    def num_experts(self) -> int:
-        return self.down.shape[0]
-
-    @property
-    def hidden_size(self) -> int:
-        return self.down.shape[1]
-
-    @property
-    def inner_size(self) -> int:
-        return self.down.shape[2]
-
-    @property
-    def is_quantised(self) -> bool:
-        return self.gate_up_scale is not None
-
-    def takes_large(self, rows_per_expert: float) -> bool:
-        """Many rows, plain weights, and whole steps along the summed dimensions."""
-        is_whole = self.hidden_size % LARGE_TILES.inner == 0 and self.inner_size % LARGE_TILES.inner == 0
-        return rows_per_expert > MOST_MIDDLING_ROWS and is_whole and not self.is_quantised
 
 
 def grouped_swiglu(
@@ -75,15 +37,17 @@ def grouped_swiglu(
         return torch.empty_like(rows)
     rows, local_ids, weights = rows.contiguous(), local_ids.contiguous(), weights.contiguous()
     rows_per_expert = local_ids.numel() / experts.num_experts
+    if tiles is None and experts.takes_fp8:
+        return fp8_swiglu(rows, None, local_ids, weights, experts, sm_budget)
     if tiles is None and not experts.is_quantised and are_few(local_ids, experts.num_experts):
         return few_rows_swiglu(rows, local_ids, weights, experts.gate_up, experts.down)
     if tiles is None and experts.takes_large(rows_per_expert):
         large = choose_large_tiles(rows_per_expert)
-        order = block_order(local_ids, experts.num_experts, large.rows, halves=True)
+        order = block_order(local_ids, experts.num_experts, large.rows, large.halves)
         activated = large_gate_up(rows, top_k, order, experts.gate_up, large, sm_budget)
         parts = large_down(activated, order, experts.down, large, sm_budget)
         return sum_choices(parts, order, weights)
-    tiles = tiles or choose_tiles(rows_per_expert, experts.is_quantised)
+    tiles = tiles or choose_tiles(rows_per_expert, experts.down.element_size())
     order = block_order(local_ids, experts.num_experts, tiles.rows)
     activated = gate_up_rows(rows, top_k, order, experts, tiles, sm_budget)
     parts = down_rows(activated, order, experts, tiles, sm_budget)
@@ -176,19 +140,3 @@ def down_rows(
         **early_launch(activated),
     )
     return parts
-
-
-def sum_choices(parts: torch.Tensor, order: BlockOrder, weights: torch.Tensor) -> torch.Tensor:
-    """Rows of ``parts`` in the order of blocks back to one a token: weight [R, K] times part of the choices that are here, in the order of k."""
-    # Imported at the first call: CPU installations have no triton.
-    import triton
-
-    from crossdock_models.experts.triton.kernels.grouped_swiglu_triton import sum_choices_kernel
-
-    (num_rows, top_k), hidden_size = weights.shape, parts.shape[1]
-    out = torch.empty(num_rows, hidden_size, dtype=parts.dtype, device=parts.device)
-    block = min(1024, triton.next_power_of_2(hidden_size))
-    sum_choices_kernel[(num_rows, triton.cdiv(hidden_size, block))](
-        parts, order.places, weights, out, hidden_size, top_k=top_k, block=block, num_warps=4, **early_launch(parts)
-    )
-    return out

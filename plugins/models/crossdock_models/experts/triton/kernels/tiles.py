@@ -75,8 +75,13 @@ MOST_MIDDLING_ROWS = 96
 """Rows an expert up to which weights are still a large part of the cost."""
 
 
-def choose_tiles(rows_per_expert: float, quantised: bool) -> Tiles:
-    """The table's entry for the mean number of rows an expert gets; ``quantised`` keeps the inner step at a scale block."""
+def choose_tiles(rows_per_expert: float, weight_bytes: int) -> Tiles:
+    """The table's entry for the mean number of rows an expert gets; ``weight_bytes`` an element.
+
+    One byte: the inner step stays at a block of scales. Four: no tensor cores, and tiles that fit into shared memory.
+    """
+    if weight_bytes == 4:
+        return attrs.evolve(FEW if rows_per_expert <= 12 else SOME, inner=32)
     if rows_per_expert <= 12:
         tiles = FEW
     elif rows_per_expert <= 32:
@@ -85,4 +90,8 @@ def choose_tiles(rows_per_expert: float, quantised: bool) -> Tiles:
         tiles = MANY
     else:
         tiles = LARGE
-    return attrs.evolve(tiles, inner=128, gate_stages=2, down_stages=2) if quantised and tiles.inner != 128 else tiles
+    return (
+        attrs.evolve(tiles, inner=128, gate_stages=2, down_stages=2)
+        if weight_bytes == 1 and tiles.inner != 128
+        else tiles
+    )
