@@ -50,7 +50,7 @@ def summary(
             f"{', '.join(map(str, files))}: no timed operation" + ("" if step is None else f" of step {step}")
         )
     if svg is not None:
-        svg.write_text(lane_picture(spans), encoding="utf-8")
+        _write(svg, lane_picture(spans))
     shares = {rank: span_shares(found) for rank, found in spans.items()}
     waits = rank_waits(spans) or {}
     if format == "json":
@@ -58,6 +58,13 @@ def summary(
         return
     Console().print(_table(shares, waits))
     Console().print(_categories(shares))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--svg {path}: {error.strerror}; name a file in a folder that exists") from error
 
 
 def _row(rank: int, shares: SpanShares, rank_wait_us: float | None) -> dict[str, object]:

@@ -10,20 +10,22 @@ from typing import Any
 from crossdock.errors import LoadFileError
 from crossdock.types.observer import Span
 
-STEP_LANE = 2
-"""Thread of the steps themselves, behind the micro-batches."""
+STEP_LANES = (2, 5)
+"""Threads of the steps themselves, behind those of operations; of even and of odd ones, because a step may begin before the last one ends and
+viewers take events of a thread only one in another or one after another."""
 BESIDE_LANES = 3
 """The first thread of operations in a stream of their own; one a micro-batch."""
 
 
 def span_event(rank: int, span: Span) -> dict[str, Any]:
-    """A complete event, times in microseconds."""
+    """A complete event, times in microseconds. Both ends are rounded, so that neighbours never overlap."""
+    begin_us, end_us = round(span.begin_us, 3), round(span.begin_us + span.duration_us, 3)
     return {
         "name": span.name,
         "cat": span.category,
         "ph": "X",
-        "ts": round(span.begin_us, 3),
-        "dur": round(span.duration_us, 3),
+        "ts": begin_us,
+        "dur": round(max(end_us - begin_us, 0.0), 3),
         "pid": rank,
         "tid": span.micro_batch + BESIDE_LANES * span.is_beside,
         "args": {"layer": span.layer, "step": span.step},
@@ -48,7 +50,8 @@ def write_trace(path: Path, rank: int, spans: Iterable[Span]) -> None:
 
 
 def read_trace(path: Path) -> dict[int, tuple[Span, ...]]:
-    """Spans by rank; events that are not operations are passed over. A list that is still being written is read as far as it goes.
+    """Spans by rank; events that are not operations are passed over. A list that is still being written, or whose writer was ended, is read as
+    far as it goes.
 
     Raises:
         LoadFileError: the file cannot be read, or is no trace of ours.
@@ -70,12 +73,25 @@ def read_trace(path: Path) -> dict[int, tuple[Span, ...]]:
 
 
 def _events(text: str) -> list[dict[str, Any]]:
-    if text.lstrip().startswith("["):
-        body = text.strip().removesuffix("]").rstrip().rstrip(",")
-        events: list[dict[str, Any]] = json.loads(body + "]")
-        return events
-    content: dict[str, list[dict[str, Any]]] = json.loads(text)
-    return content["traceEvents"]
+    if not text.lstrip().startswith("["):
+        content: dict[str, list[dict[str, Any]]] = _parsed(text)
+        return content["traceEvents"]
+    body = text.strip().removesuffix("]").rstrip().rstrip(",")
+    try:
+        events: list[dict[str, Any]] = _parsed(body + "]")
+    except json.JSONDecodeError:
+        # An event is a line: the last one may be half there.
+        events = _parsed(body.rpartition("\n")[0].rstrip().rstrip(",") + "]")
+    return events
+
+
+def _parsed(text: str) -> Any:
+    return json.loads(text, parse_constant=_refused)
+
+
+def _refused(constant: str) -> float:
+    """JSON has no such numbers, and nothing can be summed with them."""
+    raise ValueError(f"{constant} is no time")
 
 
 def _span(event: Mapping[str, Any]) -> Span:

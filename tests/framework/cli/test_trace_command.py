@@ -84,3 +84,10 @@ def test_no_file_is_a_usage_error(words: list[str], capsys: pytest.CaptureFixtur
 def test_a_step_that_was_not_timed_is_said(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "summary", files[0], "--step", "9"]) == 2
     assert "no timed operation of step 9" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_a_usage_error(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", "summary", *files, "--svg", "no/such/folder/lanes.svg"]) == 2
+    assert "no/such/folder/lanes.svg: No such file" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ from crossdock.errors import LoadFileError
 from crossdock.observe.lane_picture import lane_picture
 from crossdock.observe.span_shares import span_shares
 from crossdock.observe.timeline import CATEGORIES, SAMPLE_EVERY, Timeline, clock_of
-from crossdock.observe.trace_files import read_trace, write_trace
+from crossdock.observe.trace_files import read_trace, span_event, write_trace
 from crossdock.types.model import Op, OpKind
 from crossdock.types.observer import Span
 
@@ -176,7 +178,40 @@ def test_a_trace_file_is_what_viewers_take_and_reads_back(tmp_path: Path) -> Non
     assert read_trace(path) == {3: (shared,)}
 
 
-@pytest.mark.parametrize("text", ["", "{}", "no json", '[{"ph": "X", "args": {"layer": 1}}]', "[1]"])
+def test_neighbours_do_not_overlap_in_the_file_however_they_are_rounded() -> None:
+    """Viewers refuse events of a thread that overlap in part."""
+    drawn = random.Random(0)
+    begin, spans = 9_876_543_210.0, []
+    for _ in range(2000):
+        duration = drawn.uniform(0, 3)
+        spans.append(span("experts", "experts", begin, duration))
+        begin += duration
+    events = [span_event(0, one) for one in spans]
+    for one, following in itertools.pairwise(events):
+        assert round(one["ts"] + one["dur"], 3) <= following["ts"]
+
+
+def test_a_file_whose_writer_was_ended_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    lines = [json.dumps(span_event(3, one)) + ",\n" for one in SPANS[:2]]
+    text = "[\n" + "".join(lines)
+    path = tmp_path / "ended.json"
+    for end in range(len(text) - len(lines[1]) + 1, len(text) - 2):
+        path.write_text(text[:end])
+        assert read_trace(path) == {3: SPANS[:1]}, text[:end]
+    for end in (len(text) - 2, len(text)):
+        path.write_text(text[:end])
+        assert read_trace(path) == {3: SPANS[:2]}
+
+
+NO_TIME = (
+    '[{"name": "x", "cat": "x", "ph": "X", "ts": NaN, "dur": 1, "pid": 0, "tid": 0, "args": {"layer": 0, "step": 0}}]'
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "no json", '[{"ph": "X", "args": {"layer": 1}}]', "[1]", NO_TIME, '{"traceEvents": null}', "[["],
+)
 def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from crossdock.observe.trace_files import STEP_LANE, name_events, span_event
+from crossdock.observe.trace_files import STEP_LANES, name_events, span_event
 from crossdock.types.observer import StepEvent
 
 
@@ -23,8 +23,11 @@ class ChromeTraceObserver:
         # Line by line, so that the file is whole whenever the process ends.
         self._file: TextIO = path.open("w", encoding="utf-8", buffering=1)
         self._file.write("[\n")
-        lane = {"name": "thread_name", "ph": "M", "pid": rank, "tid": STEP_LANE, "args": {"name": "steps"}}
-        self._write([*name_events(rank), lane])
+        lanes = [
+            {"name": "thread_name", "ph": "M", "pid": rank, "tid": tid, "args": {"name": f"{which} steps"}}
+            for tid, which in zip(STEP_LANES, ("even", "odd"), strict=True)
+        ]
+        self._write([*name_events(rank), *lanes])
 
     def on_step(self, event: StepEvent) -> None:
         """The step, its wait for other replicas, and its operations."""
@@ -42,7 +45,7 @@ class ChromeTraceObserver:
         step = {"name": event.forward_mode, "cat": "step", "ph": "X", "ts": now_us - duration_us, "dur": duration_us}
         self._write(
             [
-                {**step, "pid": self._rank, "tid": STEP_LANE, "args": about},
+                {**step, "pid": self._rank, "tid": STEP_LANES[event.step % 2], "args": about},
                 *(span_event(self._rank, span) for span in event.spans),
             ]
         )
@@ -62,7 +65,7 @@ class ChromeTraceObserver:
         self._instant("fault", {"rank": rank, "message": message})
 
     def _instant(self, name: str, about: Mapping[str, Any], phase: str = "i") -> None:
-        event = {"name": name, "ph": phase, "ts": time.perf_counter_ns() / 1e3, "pid": self._rank, "tid": STEP_LANE}
+        event = {"name": name, "ph": phase, "ts": time.perf_counter_ns() / 1e3, "pid": self._rank, "tid": STEP_LANES[0]}
         self._write([{**event, "args": dict(about)}])
 
     def _write(self, events: list[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 from crossdock.errors import ConfigValueError
 from crossdock.observe.observers import make_observer
@@ -54,6 +55,19 @@ def test_steps_operations_and_marks_are_events_as_soon_as_they_are_told(tmp_path
     assert by_name["decode"]["dur"] == 1e6
     assert by_name["experts"]["tid"] == 1
     assert read_trace(tmp_path / "crossdock_rank1.trace.json") == {1: (SPAN,)}
+
+
+def test_steps_that_overlap_lie_in_different_lanes(tmp_path: Path) -> None:
+    """At depth 1 a step begins before the one before it has ended; viewers take events of a thread only one after another."""
+    watching = observer({"folder": str(tmp_path)}, None)
+    assert watching is not None
+    for step in range(4):
+        watching.on_step(attrs.evolve(STEP, step=step, spans=(), duration_s=60.0))
+    steps = [event for event in events(tmp_path) if event.get("cat") == "step"]
+    assert len({event["tid"] for event in steps[:2]}) == 2
+    assert [event["tid"] for event in steps[:2]] == [event["tid"] for event in steps[2:]]
+    named = {event["tid"] for event in events(tmp_path) if event["ph"] == "M" and "tid" in event}
+    assert {event["tid"] for event in steps} <= named
 
 
 def test_the_file_ends_at_its_limit(tmp_path: Path) -> None:
