@@ -53,7 +53,7 @@ class RequestTimes:
 
     begin_s: float
     token_s: list[float] = attrs.field(factory=list[float])
-    """Arrival of each chunk with text."""
+    """Arrival of each chunk with text or, from servers that count tokens in each chunk, with new tokens: not every token has text."""
     end_s: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
@@ -161,7 +161,7 @@ async def _timed_request(
         "temperature": 0.0,
         "ignore_eos": True,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
     times = RequestTimes(begin_s=time.perf_counter())
     try:
@@ -185,8 +185,10 @@ def _take(line: bytes, times: RequestTimes) -> None:
     if "error" in event:
         times.error = str(event["error"].get("message"))
         return
-    if event["choices"] and event["choices"][0]["text"]:
+    usage = event.get("usage")
+    has_more = usage is not None and usage["completion_tokens"] > times.output_tokens
+    if event["choices"] and (has_more or event["choices"][0]["text"]):
         times.token_s.append(time.perf_counter())
-    if event.get("usage"):
-        times.input_tokens = event["usage"]["prompt_tokens"]
-        times.output_tokens = event["usage"]["completion_tokens"]
+    if usage:
+        times.input_tokens = usage["prompt_tokens"]
+        times.output_tokens = usage["completion_tokens"]

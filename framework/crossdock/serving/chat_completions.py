@@ -119,7 +119,11 @@ class ChatAnswerBuilder:
         )
 
     def chunks(self, batch: list[ChoiceDelta]) -> Iterator[ChatChunk]:
-        """A chunk for each delta that has something to say; a choice's first chunk has the role."""
+        """A chunk for each delta that has something to say, if only how many tokens there are, where each chunk is to tell; a choice's first
+        chunk has the role.
+        """
+        options = self.body.stream_options
+        with_usage = options is not None and bool(options.continuous_usage_stats)
         for delta in batch:
             self.totals.add(delta)
             state = self._states[delta.index]
@@ -127,7 +131,7 @@ class ChatAnswerBuilder:
                 state.begun = True
                 yield self._chunk([_chunk_choice(delta.index, ChatDelta(role="assistant", content=""))])
             logprobs = self._logprobs(delta)
-            if delta.text or logprobs is not None:
+            if delta.text or logprobs is not None or (with_usage and delta.finish_reason is None):
                 yield self._chunk([_chunk_choice(delta.index, ChatDelta(content=delta.text), logprobs)])
             if delta.finish_reason is not None:
                 yield self._chunk([_last_choice(delta)])

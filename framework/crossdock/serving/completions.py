@@ -107,11 +107,12 @@ class CompletionAnswer:
         return self._response(choices, self.totals.usage())
 
     def chunks(self, batch: list[ChoiceDelta]) -> Iterator[CompletionResponse]:
-        """A chunk for each delta that has something to say."""
+        """A chunk for each delta that has something to say, if only how many tokens there are, where each chunk is to tell."""
         options = self.body.stream_options
+        with_usage = options is not None and bool(options.continuous_usage_stats)
         for delta in batch:
             text, logprobs = self._step(delta, self._states[delta.index])
-            if not text and delta.finish_reason is None and logprobs is None:
+            if not text and delta.finish_reason is None and logprobs is None and not with_usage:
                 continue
             choice = CompletionChoice(
                 index=delta.index,
@@ -120,7 +121,6 @@ class CompletionAnswer:
                 finish_reason=delta.finish_reason,
                 stop_reason=delta.stop_reason,
             )
-            with_usage = options is not None and options.continuous_usage_stats
             yield self._response([choice], self.totals.usage() if with_usage else None)
 
     def last_chunks(self) -> Iterator[CompletionResponse]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,19 @@ def test_every_token_of_every_request_is_counted(run_server: RunServer, long_mod
         assert result["p99_itl_ms"] >= 0
 
     run_server(scenario, folder=long_model, num_replicas=2)
+
+
+def test_tokens_without_text_are_timed_as_well(run_server: RunServer, long_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "silent"
+    shutil.copytree(long_model, folder, ignore=shutil.ignore_patterns("tokenizer*"))
+
+    async def scenario(server: Any) -> None:
+        result = await run_bench(server.url, "tiny", LOAD)
+        assert (result["completed"], result["total_output_tokens"]) == (6, 42)
+        assert 0 < result["mean_ttft_ms"] < result["mean_e2el_ms"]
+        assert result["mean_tpot_ms"] > 0
+
+    run_server(scenario, folder=folder)
 
 
 def test_a_server_that_refuses_everything_is_one_sentence(run_server: RunServer) -> None:

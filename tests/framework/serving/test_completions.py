@@ -253,6 +253,17 @@ def test_continuous_usage_is_in_each_chunk(run_server: RunServer) -> None:
     run_server(scenario)
 
 
+def test_continuous_usage_counts_tokens_that_complete_no_character(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        # The four bytes of one character, a token each.
+        body = {"prompt": "\U0001f600", "max_tokens": 4, "stream_options": {"continuous_usage_stats": True}}
+        chunks = [json.loads(event) for event in (await server.events(PATH, body))[:-1]]
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 4]
+        assert [chunk["choices"][0]["text"] for chunk in chunks] == ["", "", "", "\U0001f600"]
+
+    run_server(scenario)
+
+
 def test_seeds_decide_and_their_absence_varies(run_server: RunServer) -> None:
     async def scenario(server: Any) -> None:
         async def text(path: str, **fields: Any) -> str:
