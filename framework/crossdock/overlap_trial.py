@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 
 import attrs
 
@@ -16,9 +18,10 @@ H200s): where less communication than that is exposed, overlap is not even tried
 CLEAR = 0.05
 """Two pairs that both differ by more than this share, in the same direction, are enough."""
 NOISE = 0.01
-"""Differences below this share change no verdict."""
-FEWEST_PAIRS, MOST_PAIRS = 3, 5
-"""Of a trial whose pairs differ by less, or contradict each other: the first pass of a way may have loaded kernels."""
+"""Gains below this share are none, and differences below it change no verdict."""
+FEWEST_PAIRS, MOST_PAIRS = 3, 9
+"""Of a trial whose pairs differ by less, or contradict each other: the first pass of a way may have loaded kernels. It ends when the median is
+twice its own spread, at the latest after ``MOST_PAIRS``."""
 CHECK_EVERY = 512
 """After so many steps a verdict is checked by one pair; a pair that contradicts it opens the trial again."""
 
@@ -90,8 +93,16 @@ class OverlapTrial:
         self._pairs.append(pair)
         gain, count = statistics.median(self._pairs), len(self._pairs)
         is_clear = count > 1 and (min(self._pairs) > CLEAR or max(self._pairs) < -CLEAR)
-        if is_clear or count >= MOST_PAIRS or (count >= FEWEST_PAIRS and abs(gain) > NOISE):
-            self._decide(gain)
+        is_told = count >= FEWEST_PAIRS and abs(gain) > max(NOISE, 2.0 * _spread_of_median(self._pairs))
+        if is_clear or is_told or count >= MOST_PAIRS:
+            self._decide(gain if abs(gain) > NOISE else -NOISE)
 
     def _decide(self, gain_share: float) -> None:
         self.gain_share, self._steps, self._asked = gain_share, 0, TrialWay.NONE
+
+
+def _spread_of_median(values: Sequence[float]) -> float:
+    """Standard deviation of the median of normally distributed values, from their absolute deviations: one value far out does not matter."""
+    middle = statistics.median(values)
+    deviation = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    return 1.2533 * deviation / math.sqrt(len(values))

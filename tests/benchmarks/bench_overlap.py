@@ -13,20 +13,26 @@ from pathlib import Path
 
 import attrs
 import torch
+from crossdock.engine_seams import AgreedStep
 from crossdock.groups import resolve_sizes
 from crossdock.observe.span_shares import SpanShares, span_shares
-from crossdock.observe.timeline import HostClock, PassMarks
+from crossdock.observe.timeline import SAMPLE_EVERY, HostClock, PassMarks, Timeline
+from crossdock.overlap_decision import OverlapRules, decide_overlap
+from crossdock.overlap_gate import OverlapGate
 from crossdock.testing.model_driver import ModelDriver, Work
 from crossdock.testing.model_parts import DriverChoice
 from crossdock.testing.random_checkpoint import write_random_checkpoint
 from crossdock.testing.tiny_models import FAMILY_FIELDS, FRAME
 from crossdock.testing.world import RankContext, RankPool
 from crossdock.types.parallel import ParallelSizes
+from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord
+from crossdock.types.strategy import OverlapLimits
 
 FIELDS = {"num_hidden_layers": 2, "hidden_size": 512, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 16}
 ROUNDS = 12
 LENGTHS = (256, 256, 256, 256)
 LINK_TIMES = 1.5
+GATED_STEPS = 32
 TRANSFERS = 2 * FIELDS["num_hidden_layers"]
 """Of a step, each of which every row takes part in."""
 
@@ -79,6 +85,71 @@ def measure(
     ]
 
 
+@attrs.frozen(kw_only=True)
+class Gated:
+    """Steps under the gate, and in turn with them sequential ones, on one rank."""
+
+    reasons: tuple[str, ...]
+    gated_s: tuple[float, ...]
+    sequential_s: tuple[float, ...]
+
+
+def measure_gated(
+    context: RankContext, choices: tuple[DriverChoice, ...], sizes: ParallelSizes, work: list[Work]
+) -> Gated:
+    """Prefill steps as the gate decides from the records of both ranks."""
+    torch.set_num_threads(1)
+    comms = context.comms_of(sizes)
+    sequential, two_batch = (ModelDriver(each, sizes, context.place(sizes), comms) for each in choices)
+    timeline = Timeline(rank=context.rank)
+    gate = OverlapGate(limits=OverlapLimits(), timeline=timeline, gauges={})
+    reasons: list[str] = []
+    gated_s: list[float] = []
+    sequential_s: list[float] = []
+    lengths, rows = [len(ids) for ids in work[0].values()], sum(LENGTHS)
+    for step in range(1, GATED_STEPS + 1):
+        fresh = [{1000 * step + number: ids for number, ids in each.items()} for each in work]
+        own = gate.vote(StepRecord(num_tokens=rows, local_forward_mode=int(ForwardMode.PREFILL)), lengths)
+        answers = comms.host.world.all_gather(torch.tensor([[own.overlap_gain_us, own.overlap_trial]]))
+        records = tuple(attrs.evolve(own, overlap_gain_us=gain, overlap_trial=way) for gain, way in answers.tolist())
+        overlaps, reason = decide_overlap(records, DispatchMode.NORMAL, OverlapRules())
+        driver = two_batch if overlaps else sequential
+        driver.marks = timeline.begin_pass(SAMPLE_EVERY * step + 1)
+        begun_s = time.perf_counter()
+        driver.step(fresh)
+        gated_s.append(time.perf_counter() - begun_s)
+        timeline.pass_launched()
+        timeline.end_pass()
+        plan = StepPlan(
+            step=SAMPLE_EVERY * step + 1,
+            eplb_pass=step,
+            live_tokens=(rows, rows),
+            padded_tokens=(rows, rows),
+            padding_mode=PaddingMode.SUM_LEN,
+            forward_mode=ForwardMode.PREFILL,
+            dispatch_mode=DispatchMode.NORMAL,
+            overlap=overlaps,
+            overlap_reason=reason,
+        )
+        gate.after_step(AgreedStep(plan=plan, records=records))
+        reasons.append(reason or "on")
+        sequential.marks = None
+        begun_s = time.perf_counter()
+        sequential.step([{1000 * step + 500 + number: ids for number, ids in each.items()} for each in work])
+        sequential_s.append(time.perf_counter() - begun_s)
+    return Gated(reasons=tuple(reasons), gated_s=tuple(gated_s), sequential_s=tuple(sequential_s))
+
+
+def print_gated(name: str, found: Gated) -> None:
+    """Reasons in order, and what the steps after the verdict take beside sequential ones."""
+    decided = [at for at, reason in enumerate(found.reasons) if reason != "probe"]
+    ratios = sorted(found.sequential_s[at] / found.gated_s[at] for at in decided[-GATED_STEPS // 2 :])
+    print(
+        f"gate, {name}: {', '.join(found.reasons)}\n"
+        f"            sequential / gated in turn after that: {statistics.median(ratios):.3f} (from {ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
+
+
 def main() -> None:
     """Prints the ratio with its spread, and what the spans say."""
     config = {"model_type": "qwen3_moe", "dtype": "float32", **FRAME, **FAMILY_FIELDS["qwen3_moe"], **FIELDS}
@@ -103,6 +174,17 @@ def main() -> None:
         plain = attrs.evolve(plain, link_row_us=row_us)
         overlapped = attrs.evolve(plain, strategy="two_batch", always_overlaps=True)
         (sequential, two_batch), _ = pool.run(measure, (plain, overlapped), sizes, work, timeout_s=300)
+        pages = 1 + 2 * (GATED_STEPS + 1) * sum(LENGTHS) // 4
+        gated = {
+            name: pool.run(
+                measure_gated,
+                tuple(attrs.evolve(one, link_row_us=us, num_pages=pages) for one in (plain, overlapped)),
+                sizes,
+                work,
+                timeout_s=300,
+            )[0]
+            for name, us in (("over that link", row_us), ("over a link that holds nothing up", 0.0))
+        }
     print(f"2 ranks on this machine, {sum(LENGTHS)} prompt tokens a rank, {FIELDS}")
     print(f"computing alone {alone_us / 1e3:.1f} ms; a row takes {row_us:.1f} us each way")
     for name, found in (("sequential", sequential), ("two_batch", two_batch)):
@@ -118,6 +200,8 @@ def main() -> None:
     print(f"sequential / two_batch, fastest third of the steps of each: {calm[0] / calm[1]:.2f}")
     ratios = sorted(a / b for a, b in zip(sequential.step_s, two_batch.step_s, strict=True))
     print(f"step by step: {statistics.median(ratios):.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f})")
+    for name, each in gated.items():
+        print_gated(name, each)
 
 
 if __name__ == "__main__":

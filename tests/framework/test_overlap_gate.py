@@ -12,7 +12,7 @@ from crossdock.engine_seams import AgreedStep
 from crossdock.observe.timeline import SAMPLE_EVERY, Timeline
 from crossdock.overlap_decision import OverlapRules, decide_overlap
 from crossdock.overlap_gate import OverlapGate, with_vote
-from crossdock.overlap_trial import LOOKS
+from crossdock.overlap_trial import LOOKS, MOST_PAIRS
 from crossdock.types.model import Op, OpKind
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan, StepRecord, TrialWay
 from crossdock.types.strategy import OverlapLimits
@@ -233,4 +233,4 @@ def test_two_replicas_of_one_size_ask_for_the_same_ways_whatever_each_of_them_me
             rank.timeline.end_pass()
             rank.gate.after_step(AgreedStep(plan=rank.plan(overlaps, reason), records=tuple(votes)))
     assert set(reasons) <= {"", "probe", "no_gain"}
-    assert reasons["probe"] <= LOOKS + 8
+    assert reasons["probe"] <= LOOKS + MOST_PAIRS

@@ -53,6 +53,25 @@ def test_three_per_cent_are_told_from_noise_of_two(overlapped: float, is_on: boo
     assert verdicts.count(is_on) >= 190
 
 
+def test_a_loss_of_five_per_cent_is_seen_through_noise_of_ten() -> None:
+    """As on a machine that others use, too; three pairs whose median pointed the other way were believed."""
+    verdicts = []
+    for seed in range(200):
+        trial = OverlapTrial()
+        run(trial, seconds(1.0, 1.05, noise=0.1, seed=seed), LOOKS + 2 * MOST_PAIRS)
+        assert trial.gain_share is not None
+        verdicts.append(trial.gain_share > 0)
+    assert verdicts.count(False) >= 180
+
+
+def test_what_cannot_be_told_from_noise_is_left_whole() -> None:
+    for overlapped in (0.995, 1.0, 1.005):
+        trial = OverlapTrial()
+        ways = run(trial, seconds(1.0, overlapped, noise=0.001), 100)
+        assert ways.count(True) == MOST_PAIRS
+        assert not any(ways[LOOKS + 2 * MOST_PAIRS :])
+
+
 def test_slow_first_passes_do_not_count() -> None:
     def took(step: int, overlaps: bool) -> float:
         is_first = step == 0 or step == LOOKS
