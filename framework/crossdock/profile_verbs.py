@@ -33,7 +33,7 @@ class ProfileVerbs:
         """Starts; ``output_dir`` is the working folder by default. The files that a stop will write are named at once."""
         if self.timeline.is_profiling:
             raise ConfigValueError(["a profile is being taken; stop it first"])
-        self._folder = Path(str(arguments.get("output_dir") or "."))
+        self._folder = Path(str(arguments.get("output_dir") or ".")).absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._profiles += 1
         self.timeline.start_profile()

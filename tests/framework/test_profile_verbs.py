@@ -70,6 +70,14 @@ def test_any_order_of_verbs_leaves_as_many_files_as_profiles_that_were_stopped(
     assert len(list(folder.iterdir())) == stopped
 
 
+def test_files_are_named_so_that_a_client_elsewhere_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in ({}, {"output_dir": ""}, {"output_dir": None}, {"output_dir": "."}):
+        profile = verbs_of(0)
+        names = profile.start(arguments)["files"]
+        assert [Path(name).parent for name in names] == [tmp_path] * 2
+
+
 def test_a_folder_that_cannot_be_made_starts_nothing_and_the_next_start_works(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     profile = verbs_of(0)
