@@ -162,23 +162,57 @@ DECODES = st.integers(0, 5).map(lambda count: [1] * count)
 STEP = st.tuples(st.one_of(ROWS, DECODES), st.one_of(ROWS, DECODES)).filter(any)
 
 
+@pytest.mark.parametrize(
+    ("family", "strategy"), [("wide qwen3_moe", "two_batch_mixed"), ("wide deepseek_v3", "two_batch")]
+)
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(drawn=st.lists(STEP, min_size=3, max_size=8))
 def test_drawn_batches_keep_the_bits(
     rank_pool: Callable[[int], RankPool],
     checkpoints: Mapping[str, Path],
+    family: str,
+    strategy: str,
     drawn: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> None:
     """Sequences go on from step to step: a decode row or a chunk behind a prefix, as drawn."""
     choice = DriverChoice(
-        folder=str(checkpoints["wide qwen3_moe"]),
+        folder=str(checkpoints[family]),
         dispatcher="alltoallv",
-        strategy="two_batch_mixed",
+        strategy=strategy,
         always_overlaps=True,
         num_pages=256,
     )
     steps = steps_of([[lens(*first), lens(*second)] for first, second in drawn])
     check(rank_pool(2).run(compare_with_sequential, choice, SIZES, steps, timeout_s=90))
+
+
+FOUR = st.lists(
+    st.one_of(st.just([]), ROWS, DECODES, st.just([1]), st.integers(2, 40).map(lambda n: [n, 1])),
+    min_size=4,
+    max_size=4,
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(drawn=st.lists(FOUR.filter(any), min_size=2, max_size=4), padding=st.sampled_from(list(PaddingMode)))
+def test_four_replicas_as_uneven_as_drawn_keep_the_bits(
+    rank_pool: Callable[[int], RankPool],
+    checkpoints: Mapping[str, Path],
+    drawn: Sequence[Sequence[Sequence[int]]],
+    padding: PaddingMode,
+) -> None:
+    """Idle ones, one row, [n, 1] and decode beside each other; whether a step overlaps is decided from all of them."""
+    choice = DriverChoice(
+        folder=str(checkpoints["wide qwen3_moe"]),
+        dispatcher="alltoallv",
+        padding_mode=padding,
+        strategy="two_batch_mixed",
+        always_overlaps=True,
+        num_pages=256,
+    )
+    sizes = resolve_sizes(ranks=4, attn_dp_size=4)
+    steps = steps_of([[lens(*replica) for replica in step] for step in drawn])
+    check(rank_pool(4).run(compare_with_sequential, choice, sizes, steps, timeout_s=90))
 
 
 @pytest.mark.parametrize("options", [{"hides": "dispatch"}, {"hides": "combine"}])
