@@ -61,31 +61,36 @@ class HostClock:
         return [mark / 1e3 for mark in marks]
 
 
+ANCHOR_EVERY_NS = 2_000_000_000
+"""Times between events are float32: 0.2 us are lost after so long."""
+
+
 class CudaClock:
-    """Events in the current stream. They are set on the host's clock when they are read, by one in a stream that has nothing else to do: the
-    host may be far ahead of the device when a mark is issued."""
+    """Events in the current stream. They are set on the host's clock by an event in a stream that has nothing else to do, because the host may be
+    far ahead of the device when a mark is issued. Nobody waits for that event: it is older than the marks."""
 
     def __init__(self) -> None:
         self._idle: Any = None
+        self._anchor: tuple[Any, int] = (None, -ANCHOR_EVERY_NS)
+        """An event, and when it was recorded."""
 
-    def mark(self) -> Any:
+    def mark(self) -> tuple[Any, tuple[Any, int]]:
         import torch
 
+        if time.perf_counter_ns() - self._anchor[1] >= ANCHOR_EVERY_NS:
+            self._idle = self._idle or torch.cuda.Stream()
+            anchor = torch.cuda.Event(enable_timing=True)
+            anchor.record(self._idle)
+            self._anchor = (anchor, time.perf_counter_ns())
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return event
+        return event, self._anchor
 
-    def read_us(self, marks: Sequence[Any]) -> list[float]:
-        import torch
-
-        marks[-1].synchronize()
-        if self._idle is None:
-            self._idle = torch.cuda.Stream()
-        now = torch.cuda.Event(enable_timing=True)
-        now.record(self._idle)
-        now.synchronize()
-        now_us = time.perf_counter_ns() / 1e3
-        return [now_us - 1e3 * mark.elapsed_time(now) for mark in marks]
+    def read_us(self, marks: Sequence[tuple[Any, tuple[Any, int]]]) -> list[float]:
+        marks[-1][0].synchronize()
+        # One anchor for all of them: two would differ by microseconds.
+        anchor, recorded_ns = marks[0][1]
+        return [recorded_ns / 1e3 + 1e3 * anchor.elapsed_time(event) for event, _ in marks]
 
 
 def clock_of(device: torch.device) -> Clock:
