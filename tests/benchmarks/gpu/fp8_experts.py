@@ -35,17 +35,18 @@ SHAPES = {
 ROWS = {"dsv3_ep2": (256, 1024, 2048, 8192), "dsv3_8": (4096,), "dsv3_32": (4096,)}
 ROUNDS = 5
 ROUND_S = 0.02
-NORMAL = Fp8Tiles(rows=128, warps=8, gate_stages=4, down_stages=3)
-FEW = Fp8Tiles(rows=16, warps=4, gate_stages=3, down_stages=5, programs=2, group=1)
+NORMAL = Fp8Tiles(rows=128, gate_warps=8, gate_stages=4, down_warps=8, down_stages=3)
+FEW = Fp8Tiles(rows=16, gate_warps=4, gate_stages=3, down_warps=4, down_stages=5, programs=2, group=1)
 VARIANTS = {
     "16": FEW,
     "32": attrs.evolve(FEW, rows=32),
-    "64": Fp8Tiles(rows=64, warps=8, gate_stages=5, down_stages=4),
+    "64": Fp8Tiles(rows=64, gate_warps=8, gate_stages=5, down_warps=8, down_stages=4),
     "128": NORMAL,
     "128, halves": attrs.evolve(NORMAL, halves=True),
     "128, 4 stages": attrs.evolve(NORMAL, down_stages=4),
     "128, groups of 8": attrs.evolve(NORMAL, group=8),
     "128, groups of 2": attrs.evolve(NORMAL, group=2),
+    "128, 16 warps": attrs.evolve(NORMAL, down_warps=16),
 }
 
 

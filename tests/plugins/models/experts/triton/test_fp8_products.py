@@ -43,9 +43,9 @@ FLOAT32_TOLERANCE = 5e-2
 """Norm, against weights dequantised and rows left alone: rows and activations carry three bits behind the point."""
 SIZES = {"hidden": 384, "inner": 256, "experts": 3, "top_k": 2}
 TILES = [
-    Fp8Tiles(rows=16, warps=4, gate_stages=1, down_stages=1, group=2),
-    Fp8Tiles(rows=64, warps=4, gate_stages=1, down_stages=1, group=2),
-    Fp8Tiles(rows=128, warps=8, gate_stages=1, down_stages=1, group=1, halves=True),
+    Fp8Tiles(rows=16, gate_warps=4, gate_stages=1, down_warps=4, down_stages=1, group=2),
+    Fp8Tiles(rows=64, gate_warps=4, gate_stages=1, down_warps=4, down_stages=1, group=2),
+    Fp8Tiles(rows=128, gate_warps=8, gate_stages=1, down_warps=8, down_stages=1, group=1, halves=True),
 ]
 
 

@@ -18,8 +18,9 @@ class Fp8Tiles:
     """Rows of a tile; its columns and the step along the summed dimension are blocks of scales."""
 
     rows: int
-    warps: int
+    gate_warps: int
     gate_stages: int
+    down_warps: int
     down_stages: int
     group: int = 4
     halves: bool = False
@@ -33,9 +34,9 @@ class Fp8Tiles:
         return self.rows < 64
 
 
-FEW_FP8 = Fp8Tiles(rows=16, warps=4, gate_stages=3, down_stages=5, group=1, programs=2)
-MANY_FP8 = Fp8Tiles(rows=64, warps=8, gate_stages=5, down_stages=4)
-LARGE_FP8 = Fp8Tiles(rows=128, warps=8, gate_stages=4, down_stages=3, halves=True)
+FEW_FP8 = Fp8Tiles(rows=16, gate_warps=4, gate_stages=3, down_warps=4, down_stages=5, group=1, programs=2)
+MANY_FP8 = Fp8Tiles(rows=64, gate_warps=8, gate_stages=5, down_warps=8, down_stages=4)
+LARGE_FP8 = Fp8Tiles(rows=128, gate_warps=8, gate_stages=4, down_warps=16, down_stages=3, halves=True)
 """The best of ``tests/benchmarks/gpu/fp8_experts.py`` on an H200; nothing is tuned at start."""
 
 
@@ -72,7 +73,7 @@ def fp8_gate_up(
     inputs = (rows, row_scales, weights, gate_up_scale, order.pairs, order.block_experts, order.num_blocks)
     sizes = (rows.shape[0] * top_k, hidden_size, inner_size)
     grid = (programs_of(rows, sm_budget) * tiles.programs,)
-    meta = _meta(rows, tiles, tiles.gate_stages)
+    meta = _meta(rows, tiles, tiles.gate_warps, tiles.gate_stages)
     launch: Any = few_fp8_gate_up_kernel if tiles.are_few else fp8_gate_up_kernel
     if tiles.are_few:
         launch[grid](*inputs, out, out_scales, *sizes, top_k=top_k, **meta)
@@ -102,7 +103,7 @@ def fp8_down(
     grid = (programs_of(activated, sm_budget) * tiles.programs,)
     weights = described(down.view(-1, inner_size), BLOCK, BLOCK)
     inputs = (row_scales, weights, down_scale, order.block_experts, order.num_blocks)
-    meta = _meta(activated, tiles, tiles.down_stages)
+    meta = _meta(activated, tiles, tiles.down_warps, tiles.down_stages)
     launch: Any = few_fp8_down_kernel if tiles.are_few else fp8_down_kernel
     if tiles.are_few:
         launch[grid](activated, *inputs, out, hidden_size, inner_size, **meta)
@@ -112,13 +113,13 @@ def fp8_down(
     return out
 
 
-def _meta(tensor: torch.Tensor, tiles: Fp8Tiles, stages: int) -> dict[str, Any]:
+def _meta(tensor: torch.Tensor, tiles: Fp8Tiles, warps: int, stages: int) -> dict[str, Any]:
     """What all four kernels are compiled for."""
     return {
         "block_rows": tiles.rows,
         "block": BLOCK,
         "group": tiles.group,
-        "num_warps": tiles.warps,
+        "num_warps": warps,
         "num_stages": stages,
         **early_launch(tensor),
     }

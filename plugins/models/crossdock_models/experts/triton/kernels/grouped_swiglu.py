@@ -12,8 +12,9 @@ from crossdock_models.experts.triton.kernels.few_rows import are_few, few_rows_s
 from crossdock_models.experts.triton.kernels.fp8_swiglu import fp8_swiglu
 from crossdock_models.experts.triton.kernels.grouped_large import choose_large_tiles, large_down, large_gate_up
 from crossdock_models.experts.triton.kernels.grouped_weights import GroupedWeights
+from crossdock_models.experts.triton.kernels.hopper_products import Factor, hopper_products
 from crossdock_models.experts.triton.kernels.sum_choices import sum_choices
-from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
+from crossdock_models.experts.triton.kernels.tiles import MOST_MIDDLING_ROWS, Tiles, choose_tiles
 
 FETCHED_LINES = 4
 """Lines of 128 bytes of each weight row that the second product asks for while the first one ends: 64 KiB a program."""
@@ -41,6 +42,10 @@ def grouped_swiglu(
         return fp8_swiglu(rows, None, local_ids, weights, experts, sm_budget)
     if tiles is None and not experts.is_quantised and are_few(local_ids, experts.num_experts):
         return few_rows_swiglu(rows, local_ids, weights, experts.gate_up, experts.down)
+    if tiles is None and experts.takes_hopper and rows_per_expert > MOST_MIDDLING_ROWS:
+        gate_up, down = experts.factors
+        parts, order = hopper_products(Factor(values=rows), local_ids, gate_up, down, rows.dtype, sm_budget)
+        return sum_choices(parts, order, weights)
     if tiles is None and experts.takes_large(rows_per_expert):
         large = choose_large_tiles(rows_per_expert)
         order = block_order(local_ids, experts.num_experts, large.rows, large.halves)

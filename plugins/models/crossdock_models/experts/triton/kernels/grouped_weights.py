@@ -8,6 +8,7 @@ from crossdock.ops.early_launch import has_early_launch
 from crossdock.ops.fp8_block_torch import BLOCK
 
 from crossdock_models.experts.triton.kernels.grouped_large import LARGE_TILES
+from crossdock_models.experts.triton.kernels.hopper_products import Factor, takes_hopper
 from crossdock_models.experts.triton.kernels.tiles import MOST_MIDDLING_ROWS
 
 
@@ -50,3 +51,16 @@ class GroupedWeights:
         """Float8 weights of whole blocks of scales, where tensor cores multiply float8 from shared memory."""
         is_whole = self.hidden_size % BLOCK == 0 and self.inner_size % BLOCK == 0
         return self.is_quantised and is_whole and self.down.is_cuda and has_early_launch(self.down.get_device())
+
+    @property
+    def takes_hopper(self) -> bool:
+        """Sizes, weights and device for the products of many rows on Hopper."""
+        return takes_hopper(self.down, self.hidden_size, self.inner_size)
+
+    @property
+    def factors(self) -> tuple[Factor, Factor]:
+        """(gate and up, down)."""
+        return (
+            Factor(values=self.gate_up, scales=self.gate_up_scale),
+            Factor(values=self.down, scales=self.down_scale),
+        )
