@@ -1,17 +1,21 @@
 """A dispatcher on a slower link: a transfer takes at least as long as its bytes take at a given rate, in a stream that the GPU computes beside.
 
-What a network card does to it: transfers of a rank pass one after the other, and cost no multiprocessor while they wait.
+What a network card does to it: transfers of a rank pass one after the other, and cost no multiprocessor while they wait. A thread of the driver
+sleeps for the stream: a kernel that did would keep others, whose blocks fill a multiprocessor, from starting on its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import attrs
 import torch
 from crossdock.rows import Rows
 from crossdock.types.dispatch import Dispatcher, DispatcherCapabilities, DispatchStep, Pending, Received
-from held_link_triton import hold_kernel
+
+LATE_US = 60
+"""What a sleep takes longer than asked for, with the call."""
 
 
 @attrs.define(eq=False)
@@ -21,21 +25,41 @@ class Link:
     device: torch.device
     bytes_per_us: float = 0.0
     _stream: Any = attrs.field(default=None, init=False)
-    _sink: Any = attrs.field(default=None, init=False)
+    _launch: Any = attrs.field(default=None, init=False)
+    _sleep: Any = attrs.field(default=None, init=False)
 
     def hold(self, num_bytes: int) -> torch.cuda.Event | None:
         """Starts a transfer of so many bytes behind what the current stream was given, and returns its end."""
         if self.bytes_per_us == 0.0:
             return None
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device, priority=-1)
-            self._sink = torch.zeros(1, dtype=torch.int64, device=self.device)
+            self._stream = torch.cuda.Stream(self.device)
+            self._launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+            self._sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            hold_kernel[(1,)](self._sink, round(1e3 * num_bytes / self.bytes_per_us), num_warps=1)
+            for_us = max(round(num_bytes / self.bytes_per_us) - LATE_US, 0)
+            stream = ctypes.c_void_p(self._stream.cuda_stream)
+            failed = self._launch(stream, self._sleep, ctypes.c_void_p(for_us))
+            assert failed == 0, f"cuLaunchHostFunc returned {failed}"
             passed = torch.cuda.Event()
             passed.record()
         return passed
+
+    def seconds(self, num_bytes: int, times: int = 5) -> list[float]:
+        """What transfers of so many bytes take, one at a time beside nothing."""
+        found: list[float] = []
+        for _ in range(times):
+            torch.cuda.synchronize()
+            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun.record()
+            passed = self.hold(num_bytes)
+            if passed is not None:
+                torch.cuda.current_stream().wait_event(passed)
+            ended.record()
+            ended.synchronize()
+            found.append(begun.elapsed_time(ended) / 1e3)
+        return found
 
 
 @attrs.frozen(eq=False)

@@ -367,6 +367,10 @@ def main() -> None:
         run("decode, gate", lambda: bench.gated(work, bucket))
     if is_cuda and not pauses:
         bench.link.bytes_per_us = HELD_BYTES_PER_US
+        size = HELD_BYTES_PER_US * 2000
+        run(
+            "ms of a transfer held to 2", lambda: [round(1e3 * took_s, 3) for took_s in bench.link.seconds(round(size))]
+        )
         for rows in bench.rows:
             run(f"prefill {rows} at 50 GB/s", lambda rows=rows: bench.prefill_results(rows))
             run(f"prefill {rows} at 50 GB/s, gate", lambda rows=rows: bench.gated(bench.prefill(rows), steps=8))

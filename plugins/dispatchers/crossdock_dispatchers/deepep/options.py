@@ -30,7 +30,7 @@ class DeepEpOptions:
         validator=_is_even,
     )
     overlap_sms: int = option(
-        "the same while other work runs beside them (two micro-batches in flight)", default=20, validator=_is_even
+        "the same while other work runs beside them (two micro-batches in flight)", default=12, validator=_is_even
     )
     low_latency_rows: int = option(
         "most rows that a rank sends in a low-latency step, at most 1024; 0: as many as the scheduler's limits need",
