@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import pytest
 import torch
-from crossdock.errors import PluginDeclined, SelectionRefused
+from crossdock.errors import DispatchMisuse, PluginDeclined, SelectionRefused
 from crossdock.experts import PermutingExperts, adapt_experts, agreed_wire, layouts_needed, make_experts
-from crossdock.types.dispatch import DispatcherCapabilities, Received, ReceiveLayout, WireDtype
+from crossdock.types.dispatch import DispatcherCapabilities, Received, ReceiveLayout, ScaleForm, WireDtype
 from crossdock.types.experts import ExpertsCapabilities, ExpertsSpec, ExpertTensors
 from crossdock.types.layout import COMPLETE, LOCAL_ROWS
 
@@ -115,6 +116,18 @@ def test_rows_in_places_become_rows_by_token_for_experts_that_take_these() -> No
     assert torch.equal(out, rows * 2)
     assert seen[0].local_topk_ids is not None
     assert seen[0].local_topk_ids.flatten().tolist() == [0, 0, -1, -1, -1, -1, -1, -1, 2, 2, 2, 2]
+    # scales that came column by column
+    scales = torch.arange(3 * 4 * 5, dtype=torch.float32).view(3, 5, 4).transpose(1, 2)
+    sent = Received(
+        layout=ReceiveLayout.EXPERT_MAJOR, rows=rows, counts=counts, scales=scales, scale_form=ScaleForm.FP32_COL_TMA
+    )
+    adapted.run(0, sent)
+    assert seen[1].scale_form is ScaleForm.FP32_ROW
+    assert seen[1].scales is not None
+    assert seen[1].scales.is_contiguous()
+    assert torch.equal(seen[1].scales, scales.reshape(12, 5))
+    with pytest.raises(DispatchMisuse, match="packed scales"):
+        adapted.run(0, attrs.evolve(sent, scale_form=ScaleForm.UE8M0_PACKED))
 
 
 @pytest.mark.parametrize(

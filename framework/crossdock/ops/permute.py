@@ -7,7 +7,7 @@ import torch
 
 from crossdock.errors import DispatchMisuse
 from crossdock.ops.permute_torch import sort_by_expert_torch, weighted_sum_torch
-from crossdock.types.dispatch import Received, ReceiveLayout
+from crossdock.types.dispatch import Received, ReceiveLayout, ScaleForm
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -70,10 +70,16 @@ def rows_of_places(received: Received) -> Received:
     """``expert_major`` rows as ``token_rows``: every place is a row with one choice, its expert, or none beyond the expert's count.
 
     Raises:
-        DispatchMisuse: the counts are missing, or the rows are quantised.
+        DispatchMisuse: the counts are missing, or scales are packed.
     """
-    if received.counts is None or received.scales is not None:
-        raise DispatchMisuse("permute: expert_major rows need counts, and no scales; take dispatcher.wire = 'bf16'")
+    if received.counts is None:
+        raise DispatchMisuse("permute: expert_major rows need counts")
+    scales = received.scales
+    if scales is not None:
+        if received.scale_form is ScaleForm.UE8M0_PACKED:
+            raise DispatchMisuse("permute: packed scales of expert_major rows; take dispatcher.wire = 'bf16'")
+        # Row by row, whatever their strides were.
+        scales = scales.reshape(-1, scales.shape[-1]).contiguous()
     num_experts, capacity, hidden_size = received.rows.shape
     counts = torch.as_tensor(received.counts, device=received.rows.device)
     place = torch.arange(capacity, device=received.rows.device)
@@ -83,6 +89,8 @@ def rows_of_places(received: Received) -> Received:
         received,
         layout=ReceiveLayout.TOKEN_ROWS,
         rows=received.rows.view(-1, hidden_size),
+        scales=scales,
+        scale_form=None if scales is None else ScaleForm.FP32_ROW,
         counts=None,
         local_topk_ids=ids,
         row_weights=torch.ones(ids.shape, device=ids.device),

@@ -109,7 +109,7 @@ def measure(fp8: bool) -> dict[str, Any]:
     )
     experts = DeepGemmExperts(DeepGemmOptions(), spec, load_products())
     experts.attach(tensors)
-    ours = TritonExperts()
+    ours = TritonExperts(spec)
     ours.attach(tensors)
     results: dict[str, Any] = {}
     for num_rows in ROWS:
