@@ -3,8 +3,8 @@
     python tests/benchmarks/gpu/experts.py --out FILE.json [--tune]
 
 Random routing, bf16, both products with SwiGLU and the weighted sum for ours; the two products alone (rows already sorted, no
-activation, no sum) for the libraries, so their figures flatter them. Median of graph replays, weights far larger than L2.
-``--tune`` walks the tile space at each size and prints the best.
+activation, no sum) for the libraries, so their figures flatter them. Both take turns at the power limit (``turns``); parts are medians of
+graph replays, weights far larger than L2. ``--tune`` walks the tile space at each size and prints the best.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from crossdock_models.experts.triton.kernels.grouped_large import (
 from crossdock_models.experts.triton.kernels.grouped_swiglu import down_rows, gate_up_rows, grouped_swiglu
 from crossdock_models.experts.triton.kernels.grouped_swiglu_torch import grouped_swiglu_torch
 from crossdock_models.experts.triton.kernels.grouped_weights import GroupedWeights
+from crossdock_models.experts.triton.kernels.hopper_products import BLOCK_ROWS, Factor, hopper_down, hopper_gate_up
 from crossdock_models.experts.triton.kernels.sum_choices import sum_choices
-from crossdock_models.experts.triton.kernels.tiles import Tiles, choose_tiles
+from crossdock_models.experts.triton.kernels.tiles import MOST_MIDDLING_ROWS, Tiles, choose_tiles
+from turns import turns_us
 
 SHAPES = {
     "qwen3_30b": (128, 2048, 768, 8),
@@ -168,6 +170,23 @@ def part_us(
     return {name: median_us(call, inner) for name, call in calls.items()}
 
 
+def hopper_part_us(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights
+) -> dict[str, float]:
+    """Microseconds of each launch of the way for many rows on Hopper, taking turns."""
+    gate_up, down = experts.factors
+    order = block_order(ids, experts.num_experts, BLOCK_ROWS, halves=True)
+    activated = hopper_gate_up(Factor(values=x), ids.shape[1], order, gate_up, None)
+    parts = hopper_down(activated, order, down, x.dtype, None)
+    calls: dict[str, Callable[[], Any]] = {
+        "order": lambda: block_order(ids, experts.num_experts, BLOCK_ROWS, halves=True),
+        "gate_up": lambda: hopper_gate_up(Factor(values=x), ids.shape[1], order, gate_up, None),
+        "down": lambda: hopper_down(activated, order, down, x.dtype, None),
+        "sum": lambda: sum_choices(parts, order, weights),
+    }
+    return turns_us(calls)
+
+
 def few_us(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights) -> dict[str, Any]:
     """The unsorted path with every tile, and its error."""
     want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
@@ -183,7 +202,7 @@ def few_us(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: G
     return found
 
 
-def library_us(rows: int, ids: torch.Tensor, experts: GroupedWeights) -> float:
+def library_call(ids: torch.Tensor, experts: GroupedWeights) -> Callable[[], None]:
     """torch._grouped_mm for both products, rows sorted beforehand."""
     counts = torch.bincount(ids.flatten(), minlength=experts.gate_up.shape[0])
     offsets = counts.cumsum(0).to(torch.int32)
@@ -194,7 +213,7 @@ def library_us(rows: int, ids: torch.Tensor, experts: GroupedWeights) -> float:
         torch._grouped_mm(x, experts.gate_up.transpose(1, 2), offs=offsets)
         torch._grouped_mm(h, experts.down.transpose(1, 2), offs=offsets)
 
-    return median_us(call, 5 if rows < 4096 else 1)
+    return call
 
 
 def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> dict[str, Any]:
@@ -208,16 +227,16 @@ def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> 
         return median_us(lambda: grouped_swiglu(x, ids, weights, experts, tiles), calls)
 
     weight_bytes = ids.unique().numel() * 3 * hidden * inner * 2
-    row: dict[str, Any] = {
-        "ours_us": ours(None),
-        "bound_us": round(max(weight_bytes / 4.3e6, rows * top_k * 6 * hidden * inner / 790e6), 1),
-        "grouped_mm_us": library_us(rows, ids, experts),
-    }
+    both = {"ours_us": lambda: grouped_swiglu(x, ids, weights, experts), "grouped_mm_us": library_call(ids, experts)}
+    row: dict[str, Any] = turns_us(both)
+    row["bound_us"] = round(max(weight_bytes / 4.3e6, rows * top_k * 6 * hidden * inner / 790e6), 1)
     if rows <= 4096:
         want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
         got = grouped_swiglu(x, ids, weights, experts).float()
         row["error"] = round(float((got - want).norm() / want.norm()), 5)
-    if experts.takes_large(rows * top_k / num_experts):
+    if experts.takes_hopper and rows * top_k / num_experts > MOST_MIDDLING_ROWS:
+        row["parts"] = hopper_part_us(x, ids, weights, experts)
+    elif experts.takes_large(rows * top_k / num_experts):
         variants = LARGE_VARIANTS if tune else ({},)
         large = choose_large_tiles(rows * top_k / num_experts)
         row["parts"] = {

@@ -2,16 +2,13 @@
 
     python tests/benchmarks/gpu/fp8_experts.py --out FILE.json [--shapes NAME ...] [--rows N ...]
 
-Random routing; rows come quantised, as from the wire. Each way is a graph that is replayed for a while in each of several rounds, one way after
-the other, so that all see the same clock; median over the rounds.
+Random routing; rows come quantised, as from the wire, but for the whole call. ``turns`` says how times are taken.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +17,26 @@ import torch
 from crossdock.ops.fp8_block import quantise_blocks
 from crossdock.ops.quantise_rows import quantise_rows
 from crossdock_models.experts.triton.kernels.block_order import BlockOrder, block_order
-from crossdock_models.experts.triton.kernels.fp8_products import Fp8Tiles, fp8_down, fp8_gate_up
+from crossdock_models.experts.triton.kernels.fp8_products import (
+    FEW_FP8,
+    LARGE_FP8,
+    MANY_FP8,
+    Fp8Tiles,
+    fp8_down,
+    fp8_gate_up,
+)
 from crossdock_models.experts.triton.kernels.grouped_swiglu import grouped_swiglu
 from crossdock_models.experts.triton.kernels.grouped_weights import GroupedWeights
+from crossdock_models.experts.triton.kernels.hopper_products import (
+    BLOCK_ROWS,
+    Factor,
+    hopper_down,
+    hopper_gate_up,
+    is_hopper,
+)
 from crossdock_models.experts.triton.kernels.sum_choices import sum_choices
 from crossdock_models.experts.triton.kernels.tiles import choose_tiles
+from turns import turns_us
 
 SHAPES = {
     "dsv3_ep2": (128, 7168, 2048, 4),
@@ -33,54 +45,12 @@ SHAPES = {
 }
 """experts on the rank, hidden, inner, choices that land on the rank."""
 ROWS = {"dsv3_ep2": (256, 1024, 2048, 8192), "dsv3_8": (4096,), "dsv3_32": (4096,)}
-ROUNDS = 5
-ROUND_S = 0.02
-NORMAL = Fp8Tiles(rows=128, gate_warps=8, gate_stages=4, down_warps=8, down_stages=3)
-FEW = Fp8Tiles(rows=16, gate_warps=4, gate_stages=3, down_warps=4, down_stages=5, programs=2, group=1)
 VARIANTS = {
-    "16": FEW,
-    "32": attrs.evolve(FEW, rows=32),
-    "64": Fp8Tiles(rows=64, gate_warps=8, gate_stages=5, down_warps=8, down_stages=4),
-    "128": NORMAL,
-    "128, halves": attrs.evolve(NORMAL, halves=True),
-    "128, 4 stages": attrs.evolve(NORMAL, down_stages=4),
-    "128, groups of 8": attrs.evolve(NORMAL, group=8),
-    "128, groups of 2": attrs.evolve(NORMAL, group=2),
-    "128, 16 warps": attrs.evolve(NORMAL, down_warps=16),
+    "16": FEW_FP8,
+    "32": attrs.evolve(FEW_FP8, rows=32),
+    "64": MANY_FP8,
+    "128": LARGE_FP8,
 }
-
-
-def turns_us(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median time of each call over rounds in which they take turns."""
-    graphs: dict[str, torch.cuda.CUDAGraph] = {}
-    for name, call in calls.items():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                call()
-        torch.cuda.current_stream().wait_stream(stream)
-        graphs[name] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[name]):
-            for _ in range(4):
-                call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            graph.replay()
-            torch.cuda.synchronize()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begun_s, replays = time.perf_counter(), 0
-            start.record()
-            while time.perf_counter() - begun_s < ROUND_S or replays == 0:
-                graph.replay()
-                replays += 1
-                if replays % 8 == 0:
-                    torch.cuda.synchronize()
-            end.record()
-            torch.cuda.synchronize()
-            times[name].append(start.elapsed_time(end) * 1e3 / replays / 4)
-    return {name: round(statistics.median(values), 1) for name, values in times.items()}
 
 
 def make_weights(num_experts: int, hidden: int, inner: int) -> GroupedWeights:
@@ -126,6 +96,13 @@ def measure_rows(rows: int, top_k: int, experts: GroupedWeights) -> dict[str, An
         calls[f"{name}: down"] = lambda activated=activated, order=order, tiles=tiles: second(activated, order, tiles)
         calls[f"{name}: order"] = lambda tiles=tiles: block_order(ids, num_experts, tiles.rows, tiles.halves)
         calls[f"{name}: sum"] = lambda parts=parts, order=order: sum_choices(parts, order, weights)
+    if is_hopper(0):
+        order, left = block_order(ids, num_experts, BLOCK_ROWS, halves=True), Factor(values=payload, scales=scales)
+        gate_up, down = experts.factors
+        placed = hopper_gate_up(left, top_k, order, gate_up, None)
+        kept["hopper"] = sum_choices(hopper_down(placed, order, down, torch.bfloat16, None), order, weights).float()
+        calls["hopper: gate_up"] = lambda: hopper_gate_up(left, top_k, order, gate_up, None)
+        calls["hopper: down"] = lambda: hopper_down(placed, order, down, torch.bfloat16, None)
     calls["quantise"] = lambda: quantise_rows(x)
     unquantised = choose_tiles(per_expert, 1)
     calls["rows in bf16"] = lambda: grouped_swiglu(x, ids, weights, experts, unquantised)
