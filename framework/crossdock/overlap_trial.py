@@ -60,7 +60,10 @@ class OverlapTrial:
         return self._asked
 
     def learn(self, row_s: float, exposed_share: float | None, *, is_overlapped: bool) -> None:
-        """Takes in a pass of so many seconds per row; ``exposed_share`` where its operations were timed."""
+        """Takes in a pass of so many seconds per row; ``exposed_share`` where its operations were timed. Passes that another replica asked for
+        after this one had its verdict teach nothing, or two trials could keep each other open."""
+        if self.gain_share is not None and self._steps < CHECK_EVERY:
+            return
         if is_overlapped:
             self._half = (row_s, exposed_share is not None)
             return

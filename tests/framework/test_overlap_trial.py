@@ -130,6 +130,15 @@ def test_a_check_that_contradicts_opens_the_trial_again() -> None:
         assert ways[-1] == (after < 1.0)
 
 
+def test_passes_that_another_replica_asked_for_open_no_trial_again() -> None:
+    trial = OverlapTrial()
+    run(trial, seconds(1.0, 0.9), LOOKS + 4)
+    for _ in range(10):
+        trial.learn(3.0, None, is_overlapped=True)
+        trial.learn(1.0, None, is_overlapped=False)
+    assert trial.gain_share == pytest.approx(0.1)
+
+
 def test_one_pair_that_was_held_up_flips_no_verdict() -> None:
     trial = OverlapTrial()
     run(trial, seconds(1.0, 0.9), LOOKS + 4)
