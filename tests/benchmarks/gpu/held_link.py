@@ -7,15 +7,13 @@ sleeps for the stream: a kernel that did would keep others, whose blocks fill a 
 from __future__ import annotations
 
 import ctypes
+import statistics
 from typing import Any
 
 import attrs
 import torch
 from crossdock.rows import Rows
 from crossdock.types.dispatch import Dispatcher, DispatcherCapabilities, DispatchStep, Pending, Received
-
-LATE_US = 60
-"""What a sleep takes longer than asked for, with the call."""
 
 
 @attrs.define(eq=False)
@@ -25,6 +23,8 @@ class Link:
     device: torch.device
     bytes_per_us: float = 0.0
     _stream: Any = attrs.field(default=None, init=False)
+    _late_us: int = attrs.field(default=0, init=False)
+    """What a sleep takes longer than asked for, with the call."""
     _launch: Any = attrs.field(default=None, init=False)
     _sleep: Any = attrs.field(default=None, init=False)
 
@@ -38,13 +38,20 @@ class Link:
             self._sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for_us = max(round(num_bytes / self.bytes_per_us) - LATE_US, 0)
+            for_us = max(round(num_bytes / self.bytes_per_us) - self._late_us, 0)
             stream = ctypes.c_void_p(self._stream.cuda_stream)
             failed = self._launch(stream, self._sleep, ctypes.c_void_p(for_us))
             assert failed == 0, f"cuLaunchHostFunc returned {failed}"
             passed = torch.cuda.Event()
             passed.record()
         return passed
+
+    def open(self, bytes_per_us: float) -> None:
+        """Holds transfers to that rate from now on."""
+        self.bytes_per_us, self._late_us = bytes_per_us, 0
+        asked_us = 1000.0
+        took_us = 1e6 * statistics.median(self.seconds(round(asked_us * bytes_per_us), times=9))
+        self._late_us = round(took_us - asked_us)
 
     def seconds(self, num_bytes: int, times: int = 5) -> list[float]:
         """What transfers of so many bytes take, one at a time beside nothing."""

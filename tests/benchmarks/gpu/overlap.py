@@ -366,7 +366,7 @@ def main() -> None:
         run("decode", lambda: bench.compared(ways, work, bucket))
         run("decode, gate", lambda: bench.gated(work, bucket))
     if is_cuda and not pauses:
-        bench.link.bytes_per_us = HELD_BYTES_PER_US
+        bench.link.open(HELD_BYTES_PER_US)
         size = HELD_BYTES_PER_US * 2000
         run(
             "ms of a transfer held to 2", lambda: [round(1e3 * took_s, 3) for took_s in bench.link.seconds(round(size))]
