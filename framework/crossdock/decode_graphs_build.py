@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, cast
 
+import structlog
 import torch
 
 from crossdock.decode_graphs import CudaCapturer, DecodeGraphs
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from crossdock.rank_plan import RankPlan
     from crossdock.runner import ModelRunner
     from crossdock.types.attention import CapturableAttention
+
+_LOG = structlog.get_logger("crossdock")
 
 
 @torch.inference_mode()
@@ -42,5 +46,16 @@ def make_decode_graphs(plan: RankPlan, runner: ModelRunner) -> DecodeGraphs | No
         communication_sms=runner.communication_sms,
         recorder=runner.recorder,
     )
-    graphs.capture(sizes, overlapped_rows(plan), captured_prefill_rows(plan))
+    overlapped, prefill = overlapped_rows(plan), captured_prefill_rows(plan)
+    started_s = time.perf_counter()
+    graphs.capture(sizes, overlapped, prefill)
+    seconds = round(time.perf_counter() - started_s, 1)
+    _LOG.info(
+        "steps captured",
+        rank=plan.place.rank,
+        decode=len(sizes),
+        overlapped=len(overlapped),
+        prefill=len(prefill),
+        seconds=seconds,
+    )
     return graphs

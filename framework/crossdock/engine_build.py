@@ -84,7 +84,7 @@ def build_engine(
         check_agreement(agreement_fields(plan.selection), comms.host.world, _CPU)
         device = torch.device("cuda", torch.cuda.current_device()) if plan.selection.device == "cuda" else _CPU
         built = build_runner(plan, comms, device)
-        warm_up(built.runner, plan.sizes)
+        warm_up(built.runner, plan)
         counters, observers, gauges = _counters(plan, built), _observers(plan), dict[str, float]()
         timeline = built.runner.timeline = Timeline(rank=plan.place.rank, clock=clock_of(device))
         overlap = _overlap_gate(plan, timeline, gauges)
