@@ -6,6 +6,8 @@ import time
 from collections import deque
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from crossdock.eplb.ballot import Vote
@@ -20,8 +22,6 @@ from crossdock.eplb.transfer import SliceCarrier
 from crossdock.errors import CrossdockError, RuntimeFault
 from crossdock.types.comm import GroupComm
 from crossdock.types.placement import Placement
-
-_PREPARED_LAYERS = 2
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -52,6 +52,8 @@ class PlanningJob:
     plan: Pending[PlannedMove] | None
     """None on the other ranks."""
     deadline: float
+    slots: npt.NDArray[np.int64] | None = attrs.field(default=None, init=False)
+    """[L, P]: the plan, once every rank has it. It is judged a step later: no step pays for both."""
     activity: str = attrs.field(default="planning", init=False)
 
     def vote(self, now: float) -> tuple[Vote, str]:
@@ -67,8 +69,8 @@ class PlanningJob:
         if self.plan is not None:
             self.plan.wait_briefly(seconds)
 
-    def share(self, world: GroupComm, live: LivePlacement) -> Placement:
-        """The first rank's placement on every rank; its forecast goes to ``progress``. A collective of host tensors."""
+    def share(self, world: GroupComm, live: LivePlacement) -> None:
+        """The first rank's ``slots`` on every rank; their forecast goes to ``progress``. A collective of host tensors."""
         # One message: four numbers, then the slots.
         message = torch.zeros(4 + live.slots.size, dtype=torch.int64)
         numbers, slots = message[:4].view(torch.float64), message[4:].view(live.slots.shape)
@@ -79,9 +81,15 @@ class PlanningJob:
             slots.copy_(torch.from_numpy(planned.slots.array().copy()))
         message = world.broadcast(message, 0)
         gain_s, price_s, before, after = message[:4].view(torch.float64).tolist()
-        slots = message[4:].view(live.slots.shape)
+        self.slots = message[4:].view(live.slots.shape).numpy()
         self.progress.predicted(gain_s=gain_s, price_s=price_s, before=before, after=after)
-        return Placement.from_physical(slots.numpy(), live.maps.replica_counts.shape[1])
+
+    def placement(self, num_experts: int) -> Placement:
+        """What was shared. Replica lists are as long as they have to be: of 58 layers of 256 experts the longest take 2 ms."""
+        assert self.slots is not None, "it was shared"
+        numbered = self.slots + num_experts * np.arange(len(self.slots))[:, None]
+        most = int(np.bincount(numbered.ravel()).max())
+        return Placement.from_physical(self.slots, num_experts, max_replicas=most)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -111,14 +119,12 @@ class MovingJob:
         return "switching" if self.groups else "staging" if self.is_open else "preparing"
 
     def start_layer(self, now: float) -> None:
-        """The first of ``rows``. The one after it is prepared, too, so that no step waits for that."""
+        """The first of ``rows``."""
         self.transfer = None
         self.is_open = self.is_staged = False
         self.deadline = now + self.settings.late_s
-        for row in list(self.rows)[len(self._prepared) : _PREPARED_LAYERS]:
-            self._prepared.append(
-                self.desk.layer(self.live.layer_order(row, self.placement, self.settings.max_step_bytes))
-            )
+        if not self._prepared:
+            self._prepare(self.rows[0])
 
     def vote(self, now: float) -> tuple[Vote, str]:
         """Prepares, or hands over the next slice; where this rank is, and what is wrong where something is."""
@@ -138,6 +144,9 @@ class MovingJob:
         if not self.is_open:
             self.is_open = True
             self._advance()
+            # Beside this layer's steps, so that none waits for it.
+            if len(self.rows) > 1:
+                self._prepare(self.rows[1])
         elif self.live.canaries and not self.is_staged:
             self.is_staged = True
         else:
@@ -153,6 +162,10 @@ class MovingJob:
         """What still arrives is dropped."""
         if self.transfer is not None:
             self.transfer.give_up()
+
+    def _prepare(self, row: int) -> None:
+        order = self.live.layer_order(row, self.placement, self.settings.max_step_bytes)
+        self._prepared.append(self.desk.layer(order))
 
     def _is_prepared(self) -> bool:
         if self.transfer is None:

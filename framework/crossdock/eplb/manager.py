@@ -57,13 +57,12 @@ class EplbManager:
     clock: Callable[[], float] = time.monotonic
     _job: CountingJob | PlanningJob | MovingJob | None = attrs.field(default=None, init=False)
     _must_renew: bool = attrs.field(default=False, init=False)
-    _measured: MeasuredRates = attrs.field(init=False)
+    _measured: MeasuredRates = attrs.field(
+        default=attrs.Factory(lambda self: MeasuredRates(self.settings), takes_self=True), init=False
+    )
     _step: int = attrs.field(default=0, init=False)
     _began: float = attrs.field(default=0.0, init=False)
     """When the step thread came here last."""
-
-    def __attrs_post_init__(self) -> None:
-        self._measured = MeasuredRates(self.settings)
 
     @property
     def is_busy(self) -> bool:
@@ -86,7 +85,7 @@ class EplbManager:
         self._step = agreed.plan.step
         self._measured.step_ended(self._began, has_rows=agreed.has_rows)
         if self._job is not None:
-            self._advance(agreed)
+            self._advance(self._job, agreed)
         elif self.segments.num_passes >= self.settings.interval:
             self._count()
         ended = self.clock()
@@ -149,11 +148,13 @@ class EplbManager:
 
     # -- advance
 
-    def _advance(self, agreed: AgreedStep) -> None:
-        job = self._job
-        assert job is not None, "called with a job only"
+    def _advance(self, job: CountingJob | PlanningJob | MovingJob, agreed: AgreedStep) -> None:
+        # All ranks come here in the same step: nobody votes.
         if isinstance(job, MovingJob) and job.groups:
             self._switch_group(job)
+            return
+        if isinstance(job, PlanningJob) and job.slots is not None:
+            self._take_plan(job)
             return
         vote, problem = job.vote(self.clock())
         if vote is Vote.BUSY and not agreed.has_rows:
@@ -168,7 +169,7 @@ class EplbManager:
         elif isinstance(job, CountingJob):
             self._decide(job)
         elif isinstance(job, PlanningJob):
-            self._take_plan(job)
+            job.share(self.host_world, self.live)
         else:
             job.next_phase()
 
@@ -183,9 +184,9 @@ class EplbManager:
         self._end(job.progress, "rolled_back")
 
     def _take_plan(self, job: PlanningJob) -> None:
-        """The first rank's plan becomes everybody's; all judge it alike."""
+        """The first rank's plan is everybody's; all judge it alike."""
         self._job = None
-        placement = job.share(self.host_world, self.live)
+        placement = job.placement(self.live.maps.replica_counts.shape[1])
         progress, facts = job.progress, job.progress.facts
         assert facts is not None, "planning follows a decision"
         if self.policy_needs_plan:
@@ -229,7 +230,7 @@ class EplbManager:
         self._job = job
 
     def _switch_group(self, job: MovingJob) -> None:
-        """One group of slots; with the last one the layer has switched. All ranks have the same groups, so nobody votes."""
+        """One group of slots; with the last one the layer has switched. All ranks have the same groups."""
         assert job.transfer is not None, "a layer that switches was staged"
         plan, slot_bytes = job.transfer.plan, self.live.spare.slot_bytes
         group = job.groups.popleft()
