@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -100,21 +101,25 @@ def local_comms() -> RankComms:
     return RankComms(world=only, attn_tp=only, moe_ep=only, moe_tp=only)
 
 
-def take_device(device_type: str, local_rank: int) -> None:
-    """Makes the GPU of this process the current one; nothing to do on the CPU.
+def take_device(device_type: str, local_rank: int, ranks_per_gpu: int = 1) -> None:
+    """Makes the GPU of this process the current one, before it joins a process group; nothing to do on the CPU.
 
     Raises:
         ConfigError: torch sees no such GPU here.
     """
     if device_type != "cuda":
         return
-    num_gpus = torch.cuda.device_count()
-    if local_rank >= num_gpus:
+    gpu, num_gpus = local_rank // ranks_per_gpu, torch.cuda.device_count()
+    if gpu >= num_gpus:
         raise ConfigError(
-            f'launch.device = "cuda" needs GPU {local_rank} for rank {local_rank} of this machine, and torch {torch.__version__} sees '
-            f"{num_gpus}; use --device cpu, or fewer ranks"
+            f'launch.device = "cuda" needs GPU {gpu} for rank {local_rank} of this machine, and torch {torch.__version__} sees '
+            f"{num_gpus}; use --device cpu, fewer ranks, or launch.ranks_per_gpu to let ranks share one"
         )
-    torch.cuda.set_device(local_rank)
+    torch.cuda.set_device(gpu)
+    if ranks_per_gpu > 1:
+        # NCCL takes one rank a device of a host. Told that they are on different hosts, ranks go over sockets: slow, and right.
+        os.environ["NCCL_HOSTID"] = f"{machine_name()}-{local_rank}"
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
 
 
 def join_process_group(*, rank: int, ranks: int, store: Store, device_type: str, timeout_s: float) -> None:

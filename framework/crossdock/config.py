@@ -63,13 +63,13 @@ class LaunchConfig:
 
     launcher: Literal["local", "torchrun", "ray"] = option("who starts the ranks", default="local")
     device: Literal["cpu", "cuda"] = option("device of every rank", default="cpu")
+    ranks_per_gpu: int = option("ranks that share a GPU, to try a layout on few", default=1, validator=at_least(1))
     on_dead_rank: Literal["stop_all", "survive"] = option("what a dead rank means for the others", default="stop_all")
     nnodes: int = option("machines", default=1, validator=at_least(1))
     node_rank: int = option("number of this machine", default=0, validator=at_least(0))
     rdzv_endpoint: str = option("host:port of machine 0, for more than one machine", default="")
     link_key_file: str = option(
-        "file with a secret of at least 32 characters, equal on all machines; empty sends one through the rendezvous",
-        default="",
+        "file with 32 characters or more of secret, equal on all machines; empty: the rendezvous sends one", default=""
     )
     exchange: Literal["auto", "shm", "gloo"] = option("transport of the step records", default="auto")
     step_deadline_s: float = option(

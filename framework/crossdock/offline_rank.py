@@ -37,7 +37,7 @@ def _run(folder: Path, rank: int, job: OfflineJob) -> None:
     launch = job.config.launch
     plan = plan_rank(job.config, rank)
     sizes = plan.sizes
-    take_device(launch.device, rank)
+    take_device(launch.device, rank, launch.ranks_per_gpu)
     store = FileStore(str(folder / _STORE_FILE), sizes.ranks)
     join_process_group(
         rank=rank, ranks=sizes.ranks, store=store, device_type=launch.device, timeout_s=launch.start_timeout_s

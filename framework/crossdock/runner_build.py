@@ -145,7 +145,7 @@ def agreed_memory_plan(plan: RankPlan, comms: RankComms, device: torch.device) -
         ConfigValueError: on every rank, when it does not fit.
     """
     if device.type == "cuda":
-        free = machine = torch.cuda.mem_get_info(device)[0]
+        free = machine = torch.cuda.mem_get_info(device)[0] // plan.config.launch.ranks_per_gpu
     else:
         free, machine = available_bytes() // ranks_on_machine(plan), machine_bytes()
     everyone = comms.host.world.all_gather(torch.tensor([[free, machine]], dtype=torch.int64))
@@ -158,7 +158,8 @@ def agreed_memory_plan(plan: RankPlan, comms: RankComms, device: torch.device) -
 def _plan_kv(plan: RankPlan, memory: MemoryPlan, comms: RankComms, dtype: torch.dtype, device: torch.device) -> KvPlan:
     """Pages for the planned tokens. Derived ones on a GPU are counted again, now that the weights are there: the same number on every rank."""
     tokens = memory.kv_tokens
-    if device.type == "cuda" and not plan.config.scheduler.kv_tokens:
+    has_own_gpu = device.type == "cuda" and plan.config.launch.ranks_per_gpu == 1
+    if has_own_gpu and not plan.config.scheduler.kv_tokens:
         left = torch.cuda.mem_get_info(device)[0] - memory.step_bytes - memory.graphs_bytes
         tokens = affordable_tokens(plan, memory.kv_bytes // memory.kv_tokens, int(left * KV_SHARE_OF_DEVICE))
     everyone = comms.host.world.all_gather(torch.tensor([tokens], dtype=torch.int64))

@@ -276,3 +276,19 @@ def test_a_gpu_that_is_not_there_is_refused_before_torch_trips_over_it(monkeypat
     with pytest.raises(ConfigError, match=r"needs GPU 1 for rank 1 of this machine, and torch \S+ sees 1"):
         take_device("cuda", 1)
     take_device("cpu", 1)
+
+
+def test_ranks_that_share_a_gpu_take_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for name in ("NCCL_HOSTID", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"):
+        monkeypatch.setenv(name, "")
+    hosts = []
+    for rank in range(2):
+        take_device("cuda", rank, ranks_per_gpu=2)
+        hosts.append(os.environ["NCCL_HOSTID"])
+    assert taken == [0, 0]
+    assert hosts[0] != hosts[1], "NCCL refuses two ranks of a host on one device"
+    with pytest.raises(ConfigError, match=r"needs GPU 1 for rank 2 .* sees 1; .* launch\.ranks_per_gpu"):
+        take_device("cuda", 2, ranks_per_gpu=2)

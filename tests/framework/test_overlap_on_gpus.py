@@ -50,7 +50,7 @@ def config_of(folder: Path, dispatcher: str, dtype: str, strategy: str) -> Confi
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, which two ranks can share")
 @pytest.mark.parametrize(("dispatcher", "dtype"), TRANSPORTS)
 def test_logits_do_not_depend_on_the_strategy(pool: RankPool, folder: Path, dispatcher: str, dtype: str) -> None:
     expected = run_on_pool(pool, logits_job(folder, PROMPTS, config_of(folder, dispatcher, dtype, "sequential")))
@@ -63,7 +63,7 @@ def test_logits_do_not_depend_on_the_strategy(pool: RankPool, folder: Path, disp
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, which two ranks can share")
 def test_captured_decode_in_two_halves_gives_most_of_the_tokens_of_one(pool: RankPool, folder: Path) -> None:
     """Halves round differently, so that near ties may fall either way; a wrong row or slot would change nearly all tokens."""
     tokens: dict[str, list[list[int]]] = {}

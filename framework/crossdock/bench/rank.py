@@ -33,7 +33,7 @@ def _run(folder: Path, rank: int) -> None:
 
     job = read_bench_job(folder)
     launch, sizes = job.config.launch, parallel_sizes(job.config.parallel)
-    take_device(launch.device, rank)
+    take_device(launch.device, rank, launch.ranks_per_gpu)
     store = FileStore(str(folder / _STORE_FILE), sizes.ranks)
     join_process_group(
         rank=rank, ranks=sizes.ranks, store=store, device_type=launch.device, timeout_s=launch.start_timeout_s

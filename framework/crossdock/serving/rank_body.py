@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 
 import structlog
 import torch.distributed as dist
@@ -23,8 +25,10 @@ def run_model_rank(spec: RankSpec, link: RankLink) -> None:
     """Runs one rank until the engine stops; a ``RankBody``."""
     begin_s = time.monotonic()
     plan = plan_rank(spec.config, spec.rank)
-    take_device(plan.config.launch.device, spec.local_rank)
+    launch = plan.config.launch
+    take_device(launch.device, spec.local_rank, launch.ranks_per_gpu)
     say_kernels(plan)
+    say_shared_gpu(plan)
     comms, store = _join(spec, plan)
     _LOG.info("joined", ranks=plan.sizes.ranks, seconds=round(time.monotonic() - begin_s, 1))
     run_rank(plan, comms, link, store=store)
@@ -39,6 +43,19 @@ def say_kernels(plan: RankPlan) -> None:
     code = native_code()
     if code.library is None:
         _LOG.warning("compiled CPU kernels are absent, torch operators run instead and are slower", reason=code.reason)
+
+
+def say_shared_gpu(plan: RankPlan) -> None:
+    """Warns once a job where kernels of different ranks cannot run at the same time."""
+    launch = plan.config.launch
+    if launch.device != "cuda" or launch.ranks_per_gpu == 1 or plan.place.rank != 0:
+        return
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    if not pipes.exists():
+        _LOG.warning(
+            "ranks share a GPU without the CUDA MPS daemon: a kernel that waits for another rank waits for its turn, milliseconds each time",
+            ranks_per_gpu=launch.ranks_per_gpu,
+        )
 
 
 def _join(spec: RankSpec, plan: RankPlan) -> tuple[RankComms, Store | None]:

@@ -126,7 +126,8 @@ def _join(rank: int, size: int, store_file: Path, device: str) -> Any:
 
     torch.set_num_threads(1)
     store = FileStore(str(store_file), size)
-    take_device(device, rank)
+    # Where there are fewer GPUs than ranks, ranks share them.
+    take_device(device, rank, -(-size // max(1, torch.cuda.device_count())))
     join_process_group(rank=rank, ranks=size, store=store, device_type=device, timeout_s=GROUP_TIMEOUT_S)
     known: dict[ParallelSizes, RankComms] = {}
 

@@ -22,7 +22,7 @@ def on_gpu(config: Config) -> Config:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, which two ranks can share")
 @pytest.mark.parametrize("transport", ["peer", "nccl", "gloo"])
 def test_logits_are_those_of_one_gpu_while_experts_move(transport: str, tmp_path: Path) -> None:
     folder = write_random_model(tmp_path / "model", hidden_size=128, moe_intermediate_size=128)
