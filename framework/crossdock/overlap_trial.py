@@ -24,6 +24,9 @@ FEWEST_PAIRS, MOST_PAIRS = 3, 9
 twice its own spread, at the latest after ``MOST_PAIRS``."""
 CHECK_EVERY = 512
 """After so many steps a verdict is checked by one pair; a pair that contradicts it opens the trial again."""
+PATIENCE = 64
+"""Steps that ask in vain, because such a step never overlaps (its graph was captured whole, or others do not prefill at the same time): no trial stays
+open for longer."""
 
 
 @attrs.define
@@ -53,7 +56,10 @@ class OverlapTrial:
         if self.is_looking:
             return TrialWay.SEQUENTIAL
         self._steps += 1
-        if self.gain_share is not None and self._steps < CHECK_EVERY:
+        asks = self._steps - (0 if self.gain_share is None else CHECK_EVERY)
+        if asks > PATIENCE:
+            self._decide(-NOISE if self.gain_share is None else self.gain_share)
+        if self._steps < CHECK_EVERY and self.gain_share is not None:
             return TrialWay.NONE
         is_half = self._asked is TrialWay.OVERLAPPED
         self._asked = TrialWay.SEQUENTIAL if is_half else TrialWay.OVERLAPPED
@@ -101,7 +107,7 @@ class OverlapTrial:
             self._decide(gain if abs(gain) > NOISE else -NOISE)
 
     def _decide(self, gain_share: float) -> None:
-        self.gain_share, self._steps, self._asked = gain_share, 0, TrialWay.NONE
+        self.gain_share, self._steps, self._asked, self._half = gain_share, 0, TrialWay.NONE, None
 
 
 def _spread_of_median(values: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from crossdock.overlap_trial import CHECK_EVERY, LOOKS, MOST_PAIRS, OverlapTrial
+from crossdock.overlap_trial import CHECK_EVERY, LOOKS, MOST_PAIRS, PATIENCE, OverlapTrial
 from crossdock.types.step import TrialWay
 
 Passes = Callable[[int, bool], float]
@@ -147,6 +147,22 @@ def test_one_pair_that_was_held_up_flips_no_verdict() -> None:
     assert trial.gain_share is None
     run(trial, seconds(1.0, 0.9), 2 * MOST_PAIRS)
     assert trial.gain_share == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("has_verdict", [False, True])
+def test_a_trial_that_asks_in_vain_ends_and_asks_again_later(has_verdict: bool) -> None:
+    """Every step runs sequentially, whatever is asked for: its graph was captured in one micro-batch, say."""
+    trial = OverlapTrial()
+    if has_verdict:
+        run(trial, seconds(1.0, 0.9), LOOKS + 4)
+    asked = []
+    for _ in range(2 * (CHECK_EVERY + PATIENCE)):
+        asked.append(trial.ask() is not TrialWay.NONE)
+        if asked[-1]:
+            trial.learn(1.0, None, is_overlapped=False)
+    assert asked.count(True) <= LOOKS + 3 * (PATIENCE + 1)
+    assert asked.count(True) > PATIENCE
+    assert trial.gain_share == pytest.approx(0.1 if has_verdict else -0.01)
 
 
 def test_passes_whose_operations_were_timed_are_not_compared_with_others() -> None:
