@@ -109,7 +109,7 @@ class SchedulerConfig:
         "auto: decode steps are captured in device graphs where every plugin can be", default="auto"
     )
     graph_prefill_rows: int = option(
-        "rows of the largest captured step with prompt tokens", default=512, validator=at_least(0)
+        "rows of the largest captured step with prompt tokens", default=1024, validator=at_least(0)
     )
 
 

@@ -15,10 +15,6 @@ from crossdock.types.padding import PaddingPolicy
 from crossdock.types.parallel import ParallelSizes
 from crossdock.types.step import DispatchMode, ForwardMode, StepCounts, StepPlan, StepRecord
 
-MOST_CAPTURED_PAIRS = 1 << 19
-"""Query-key pairs of prompts up to which a step is captured: each row of a captured pass reads its own context, where an eager one shares
-reads between the rows of a prompt."""
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class StepRules:
@@ -36,6 +32,8 @@ class StepRules:
     """Captured sizes of decode steps in rows of a replica, ascending; empty when steps are not captured."""
     captured_prefill_rows: tuple[int, ...] = ()
     """The same for steps with prompt tokens."""
+    captured_pairs: int = 0
+    """Query-key pairs of prompts up to which such a step is captured."""
     overlap: OverlapRules | None = None
     """None where the strategy runs one micro-batch."""
     variable_all_reduce_max_bytes: int = 0
@@ -138,22 +136,22 @@ def _bucket(
     if not rules.captured_rows:
         return None, "off"
     if prefills:
-        return _prefill_bucket(records, max(aligned), rules.captured_prefill_rows)
+        return _prefill_bucket(records, max(aligned), rules)
     if not all(record.decode_graph_vote for record in records):
         return None, "vote"
     return _smallest(rules.captured_rows, max(aligned), "too_large")
 
 
-def _prefill_bucket(records: Sequence[StepRecord], largest: int, captured: Sequence[int]) -> tuple[int | None, str]:
-    if not captured:
+def _prefill_bucket(records: Sequence[StepRecord], largest: int, rules: StepRules) -> tuple[int | None, str]:
+    if not rules.captured_prefill_rows:
         return None, "prefill"
     if not all(record.prefill_graph_vote for record in records):
         return None, "prefill_vote"
-    # No more new rows than rows, and none with a longer context than this.
-    pairs = (record.num_tokens * (record.max_prefix_length + record.num_tokens) for record in records)
-    if max(pairs) > MOST_CAPTURED_PAIRS:
+    # As if all rows were of one prompt, behind the longest prefix.
+    pairs = (record.num_tokens * record.max_prefix_length + record.num_tokens**2 // 2 for record in records)
+    if max(pairs) > rules.captured_pairs:
         return None, "prefill_context"
-    return _smallest(captured, largest, "prefill_too_large")
+    return _smallest(rules.captured_prefill_rows, largest, "prefill_too_large")
 
 
 def _smallest(captured: Sequence[int], largest: int, reason: str) -> tuple[int | None, str]:

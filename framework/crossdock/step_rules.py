@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crossdock.graph_sizes import captured_prefill_rows, captured_rows, overlapped_rows
+from crossdock.graph_sizes import captured_pairs, captured_prefill_rows, captured_rows, overlapped_rows
 from crossdock.overlap_decision import OverlapRules
 from crossdock.padding import make_padding
 from crossdock.rank_plan import RankPlan
@@ -27,6 +27,7 @@ def step_rules(plan: RankPlan) -> StepRules:
         symmetric_counts_required=dispatcher is not None and dispatcher.symmetric_counts_required,
         captured_rows=captured_rows(plan),
         captured_prefill_rows=captured_prefill_rows(plan),
+        captured_pairs=captured_pairs(plan, _ITEMSIZE[plan.dtype]),
         overlap=None
         if strategy.micro_batches == 1
         else OverlapRules(

@@ -17,10 +17,17 @@ from crossdock.config import (
     RecorderConfig,
     SchedulerConfig,
 )
-from crossdock.graph_sizes import captured_prefill_rows, captured_rows, overlapped_rows
+from crossdock.graph_sizes import (
+    CAPTURED_CONTEXT_BYTES,
+    captured_pairs,
+    captured_prefill_rows,
+    captured_rows,
+    overlapped_rows,
+)
 from crossdock.memory_plan import GRAPH_BYTES, plan_memory
 from crossdock.rank_plan import plan_rank, step_depth
 from crossdock.testing.random_models import write_random_model
+from crossdock.types.attention import KvSpec
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 70)
 
@@ -65,7 +72,7 @@ def test_sizes_that_may_overlap_are_captured_both_ways(
 @pytest.mark.parametrize(
     ("limits", "attn_tp", "sizes"),
     [
-        ({}, 1, (64, 128, 256, 512)),
+        ({}, 1, (64, 128, 256, 512, 1024)),
         ({"graph_prefill_rows": 0}, 1, ()),
         ({"graph_prefill_rows": 100}, 1, (64, 100)),
         ({"graph_prefill_rows": 33}, 2, (34,)),
@@ -81,6 +88,15 @@ def test_small_steps_with_prompt_tokens_are_captured_up_to_the_configured_rows(
         parallel=ParallelConfig(ranks=2, attn_dp_size=2 // attn_tp, attn_tp_size=attn_tp),
     )
     assert captured_prefill_rows(plan_rank(chosen, 0)) == sizes
+
+
+def test_prompts_are_captured_up_to_what_their_rows_read_of_the_cache(config: Config) -> None:
+    plan = plan_rank(config, 0)
+    kv = plan.info.kv
+    assert captured_pairs(plan, 2) == CAPTURED_CONTEXT_BYTES // (kv.num_kv_heads * (kv.head_dim + kv.v_head_dim) * 2)
+    latent = KvSpec(kind="mla", kv_lora_rank=512, rope_dim=64)
+    many_heads = attrs.evolve(plan, info=attrs.evolve(plan.info, kv=latent, num_heads=128))
+    assert captured_pairs(many_heads, 2) == CAPTURED_CONTEXT_BYTES // (576 * 2 * 8)
 
 
 def test_nothing_is_captured_with_graphs_off(config: Config) -> None:

@@ -6,7 +6,7 @@ from crossdock.errors import AgreementError
 from crossdock.groups import resolve_sizes
 from crossdock.overlap_decision import OverlapRules
 from crossdock.padding import make_padding
-from crossdock.step import MOST_CAPTURED_PAIRS, StepRules, decide_step, needs_idle_batch
+from crossdock.step import StepRules, decide_step, needs_idle_batch
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepRecord
 from crossdock.types.strategy import OverlapLimits
 from hypothesis import given
@@ -84,6 +84,7 @@ def test_small_steps_with_prompt_tokens_replay_a_bucket_of_their_own_in_one_micr
         overlap=ALWAYS,
         captured_rows=(2, 8),
         captured_prefill_rows=(16, 64),
+        captured_pairs=17 * 100 + 144,
     )
     plan = decide_step([decode(5), IDLE, prefill(17, max_prefix_length=100), PREBUILT], captured)
     assert plan.bucket == 64 and plan.padded_tokens == (64,) * 4 and plan.padding_mode is PaddingMode.MAX_LEN
@@ -96,11 +97,12 @@ def test_small_steps_with_prompt_tokens_replay_a_bucket_of_their_own_in_one_micr
     [
         (prefill(65), "prefill_too_large"),
         (prefill(8, prefill_graph_vote=0), "prefill_vote"),
-        (prefill(64, max_prefix_length=MOST_CAPTURED_PAIRS // 64 - 63), "prefill_context"),
+        (prefill(64, max_prefix_length=69), "prefill_context"),
     ],
 )
 def test_steps_with_prompt_tokens_run_eager_beyond_rows_votes_and_contexts(record, reason):
     both = rules(2, dispatch_modes=BOTH_PROTOCOLS, captured_rows=(2, 8), captured_prefill_rows=(16, 64))
+    both = attrs.evolve(both, captured_pairs=64 * 68 + 2048)
     plan = decide_step([decode(2), record], both)
     assert plan.bucket is None and plan.graph_reason == reason
     assert plan.dispatch_mode is DispatchMode.NORMAL

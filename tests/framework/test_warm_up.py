@@ -64,7 +64,7 @@ def test_a_gpu_rank_runs_every_size_of_prompt_that_no_graph_holds(tmp_path: Path
     warm_up(
         runner, plan_of(tmp_path, "cuda", attn_tp, max_step_tokens=16384, chunk_tokens=128, max_running_requests=128)
     )
-    assert [batch.num_live for _, batch in runner.launched] == [0, 16384, 4096, 1024, 129]
+    assert [batch.num_live for _, batch in runner.launched] == [0, 16384, 4096, 129]
     for plan, batch in runner.launched:
         assert plan.bucket is None and not plan.overlap
         assert len(set(plan.live_tokens)) == 1 and batch.num_live == plan.live_tokens[0]
@@ -78,10 +78,10 @@ def test_a_gpu_rank_runs_every_size_of_prompt_that_no_graph_holds(tmp_path: Path
 @pytest.mark.parametrize(
     ("limits", "rows"),
     [
-        ({"max_step_tokens": 512}, []),
-        ({"max_step_tokens": 513, "max_running_requests": 1}, [512]),
+        ({"max_step_tokens": 1024}, []),
+        ({"max_step_tokens": 1025, "max_running_requests": 1}, [512]),
         ({"max_step_tokens": 40, "graph_prefill_rows": 0, "max_running_requests": 2}, [40, 10, 2, 1 + 39]),
-        ({"max_step_tokens": 600, "max_sequence_tokens": 100, "max_running_requests": 3}, [300, 1 + 84]),
+        ({"max_step_tokens": 1200, "max_sequence_tokens": 100, "max_running_requests": 3}, [300, 1 + 84]),
     ],
 )
 def test_prompts_stay_within_the_limits(tmp_path: Path, limits: dict[str, int], rows: list[int]) -> None:
