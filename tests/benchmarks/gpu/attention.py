@@ -15,7 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from crossdock_attention.attention.triton.kernels.paged_decode import DecodeTile, NewRows, choose_splits, paged_decode
+from crossdock_attention.attention.triton.kernels.paged_decode import (
+    DecodeHeads,
+    DecodeTile,
+    NewRows,
+    choose_splits,
+    paged_decode,
+)
 from crossdock_attention.attention.triton.kernels.paged_decode_torch import paged_decode_torch
 from crossdock_attention.attention.triton.kernels.prefill import (
     GQA_PREFILL,
@@ -164,14 +170,15 @@ def decode_case(kind: str, rows: int, context: int) -> dict[str, Any]:
     table = torch.randperm(rows * pages_each, device=device).to(torch.int32).view(rows, pages_each)
     lengths = torch.full((rows,), context, dtype=torch.int32, device=device)
     slots = table[:, (context - 1) // PAGE].long() * PAGE + (context - 1) % PAGE
-    heads, key_heads, dims = (32, 4, (128, 128)) if kind == "gqa" else (16, 1, (576,))
+    heads = {"gqa": 32, "mla": 16, "mla128": 128}[kind]
+    key_heads, dims = (4, (128, 128)) if kind == "gqa" else (1, (576,))
     pools = [torch.randn(rows * pages_each, PAGE, key_heads, dim, device=device).to(torch.bfloat16) for dim in dims]
     q = torch.randn(rows, heads, dims[0], device=device).to(torch.bfloat16)
     new = NewRows(
         k=pools[0].flatten(0, 1)[slots], v=pools[1].flatten(0, 1)[slots] if kind == "gqa" else None, slots=slots
     )
     tiles = [(64, 4, 2), (32, 4, 3), (64, 4, 3), (128, 4, 2)]
-    if kind == "mla":
+    if kind != "gqa":
         tiles = [(32, 8, 2), (32, 4, 2), (64, 8, 2), (16, 4, 3)]
     parts = (
         {"q": q, "rest": None, "values": pools[-1]}
@@ -183,11 +190,13 @@ def decode_case(kind: str, rows: int, context: int) -> dict[str, Any]:
     ).float()
     cached_bytes = rows * context * key_heads * sum(dims) * 2
     results: dict[str, Any] = {"bound_us": round(cached_bytes / 4.3e6, 1)}
-    for tokens, warps, stages in tiles:
-        tile = DecodeTile(tokens=tokens, warps=warps, stages=stages)
+    shape = DecodeHeads(num_heads=heads, key_heads=key_heads, is_latent=kind != "gqa", element_bytes=2)
+    tried = [DecodeTile(tokens=tokens, warps=warps, stages=stages) for tokens, warps, stages in tiles]
+    for tile in (shape.tile(rows), *tried):
         for factor in (1, 2):
-            splits = max(1, choose_splits(rows, key_heads, context, tile) // factor)
-            arrivals = torch.zeros(rows * key_heads, dtype=torch.int32, device=device)
+            groups = shape.groups(tile)
+            splits = max(1, choose_splits(rows, groups, context, tile) // factor)
+            arrivals = torch.zeros(rows * groups, dtype=torch.int32, device=device)
 
             def call(t: DecodeTile = tile, s: int = splits, a: torch.Tensor = arrivals) -> torch.Tensor:
                 return paged_decode(
@@ -208,7 +217,8 @@ def decode_case(kind: str, rows: int, context: int) -> dict[str, Any]:
                 error = float((c().float() - want).abs().max() / want.abs().max())
                 return {"us": median_us(c, 10), "error": round(error, 4)}
 
-            results[f"{tokens} w{warps} s{stages} splits {splits}"] = attempt(run)
+            name = f"{tile.tokens} w{tile.warps} s{tile.stages} heads {heads // groups} splits {splits}"
+            results[name] = attempt(run)
     print(kind, rows, context, results, flush=True)
     return results
 
@@ -231,7 +241,7 @@ def main() -> None:
             print(name, flush=True)
             keep(f"prefill {name}", prefill_case(*shape))
     if arguments.only != "prefill":
-        for kind in ("gqa", "mla"):
+        for kind in ("gqa", "mla", "mla128"):
             for rows, context in DECODE_CASES:
                 keep(f"decode {kind} {rows} x {context}", decode_case(kind, rows, context))
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import math
 
+import attrs
 import pytest
 import torch
 from crossdock.errors import MisuseError
 from crossdock_attention.attention.triton.kernels.paged_decode import (
     GQA_TILE,
     LATENT_TILE,
+    WIDE_LATENT_TILE,
+    DecodeHeads,
     NewRows,
     choose_splits,
     latent_group,
@@ -230,18 +233,33 @@ def test_rows_of_another_size_are_not_stored() -> None:
 
 
 def test_latent_heads_are_cut_into_equal_groups() -> None:
-    assert [latent_group(heads) for heads in (1, 5, 16, 17, 72, 128)] == [1, 5, 16, 1, 12, 16]
+    assert [latent_group(heads, LATENT_TILE) for heads in (1, 5, 16, 17, 72, 128)] == [1, 5, 16, 1, 12, 16]
+    assert [latent_group(heads, WIDE_LATENT_TILE) for heads in (16, 64, 128)] == [16, 64, 64]
+
+
+def test_wide_groups_of_latent_heads_are_for_rows_that_fill_the_device() -> None:
+    heads = DecodeHeads(num_heads=128, key_heads=1, is_latent=True, element_bytes=2)
+    assert [heads.tile(rows) is WIDE_LATENT_TILE for rows in (1, 8, 23, 24, 512)] == [False, False, False, True, True]
+    assert [heads.groups(heads.tile(rows)) for rows in (1, 128)] == [8, 2]
+    assert [choose_splits(rows, 2, 4096, WIDE_LATENT_TILE) for rows in (24, 32, 128)] == [2, 2, 1]
+    assert attrs.evolve(heads, element_bytes=4).tile(512) is LATENT_TILE
+    assert attrs.evolve(heads, num_heads=16).tile(512) is LATENT_TILE
+    assert attrs.evolve(heads, is_latent=False, key_heads=8).tile(512) is GQA_TILE
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-def test_many_latent_heads_share_the_cached_rows_in_groups(splits: int) -> None:
+@pytest.mark.parametrize("num_heads", [36, 64])
+def test_many_latent_heads_share_the_cached_rows_in_groups(num_heads: int, splits: int) -> None:
     (latent,), generator = pools(60, 1, (40,))
     lengths = [33, 130]
     table = table_of(lengths, generator)
-    q = torch.randn(2, 36, 40, generator=generator).to(DEVICE, DTYPE)
+    q = torch.randn(2, num_heads, 40, generator=generator).to(DEVICE, DTYPE)
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    arrivals = arrivals_of(q, 3)
-    got = paged_decode(q[..., :32], latent, None, table, seq_lens, 0.2, splits, q_rest=q[..., 32:], arrivals=arrivals)
+    tile = LATENT_TILE if num_heads < 64 else WIDE_LATENT_TILE
+    arrivals = arrivals_of(q, num_heads // latent_group(num_heads, tile))
+    got = paged_decode(
+        q[..., :32], latent, None, table, seq_lens, 0.2, splits, q_rest=q[..., 32:], arrivals=arrivals, tile=tile
+    )
     want = paged_decode_torch(q, latent, latent[..., :32], table, seq_lens, 0.2)
     torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
 

@@ -9,11 +9,9 @@ from crossdock.types.attention import AttnMetadata
 
 from crossdock_attention.attention.triton.capabilities import TRITON_ATTENTION_CAPABILITIES
 from crossdock_attention.attention.triton.kernels.paged_decode import (
-    GQA_TILE,
-    LATENT_TILE,
+    DecodeHeads,
     NewRows,
     choose_splits,
-    latent_group,
     paged_decode,
 )
 from crossdock_attention.attention.triton.kernels.prefill import prefill
@@ -38,8 +36,12 @@ class TritonAttention:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
-        is_latent = spec.kv.kind == "mla"
-        self._key_heads = spec.num_heads // latent_group(spec.num_heads) if is_latent else spec.kv.num_kv_heads
+        self._heads = DecodeHeads(
+            num_heads=spec.num_heads,
+            key_heads=spec.kv.num_kv_heads,
+            is_latent=spec.kv.kind == "mla",
+            element_bytes=spec.dtype.itemsize,
+        )
 
     @property
     def capabilities(self) -> AttentionCapabilities:
@@ -49,18 +51,18 @@ class TritonAttention:
         """With ``buffers`` (see ``allocate_buffers``) the plan of a captured step, else of an eager batch."""
         if buffers is not None:
             return AttnMetadata(batch=batch, data=fill_buffers(batch, cast("DecodeBuffers", buffers)))
-        return AttnMetadata(
-            batch=batch, data=make_plan(batch, self._spec.page_tokens, self._spec.kv.kind, self._key_heads)
-        )
+        return AttnMetadata(batch=batch, data=make_plan(batch, self._spec.page_tokens, self._heads))
 
     def allocate_buffers(self, bucket: int, page_columns: int, *, shares_contexts: bool = False) -> DecodeBuffers:
         """Static storage of one bucket; the splits are fixed by its size and the longest context it can hold."""
-        tile = GQA_TILE if self._spec.kv.kind == "gqa" else LATENT_TILE
+        tile = self._heads.tile(bucket)
+        groups = self._heads.groups(tile)
         return DecodeBuffers(
             page_table=torch.zeros(bucket, page_columns, dtype=torch.int32, device=self._spec.device),
             seq_lens=torch.zeros(bucket, dtype=torch.int32, device=self._spec.device),
-            splits=choose_splits(bucket, self._key_heads, page_columns * self._spec.page_tokens, tile),
-            arrivals=torch.zeros(bucket * self._key_heads, dtype=torch.int32, device=self._spec.device),
+            tile=tile,
+            splits=choose_splits(bucket, groups, page_columns * self._spec.page_tokens, tile),
+            arrivals=torch.zeros(bucket * groups, dtype=torch.int32, device=self._spec.device),
             shares_contexts=shares_contexts,
         )
 
@@ -109,6 +111,7 @@ class TritonAttention:
             q_rest=rest,
             new=new,
             arrivals=rows.arrivals,
+            tile=rows.tile,
         )
         return values_of(context, layer) if is_latent else context
 

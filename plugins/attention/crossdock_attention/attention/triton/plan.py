@@ -8,7 +8,7 @@ from crossdock.errors import MisuseError
 from crossdock.host_values import on_device
 from crossdock.types.batch import ForwardBatch
 
-from crossdock_attention.attention.triton.kernels.paged_decode import GQA_TILE, LATENT_TILE, choose_splits
+from crossdock_attention.attention.triton.kernels.paged_decode import DecodeHeads, DecodeTile, choose_splits
 from crossdock_attention.attention.triton.kernels.prefill import GQA_PREFILL, MLA_PREFILL, PrefillTile, query_blocks
 
 
@@ -20,9 +20,10 @@ class DecodeBuffers:
     """[bucket, columns] int32."""
     seq_lens: torch.Tensor
     """[bucket] int32."""
+    tile: DecodeTile
     splits: int
     arrivals: torch.Tensor
-    """[bucket * key heads] int32 zeros, see ``paged_decode``."""
+    """[bucket * groups of heads] int32 zeros, see ``paged_decode``."""
     shares_contexts: bool
     """Rows see other rows of the step."""
 
@@ -35,6 +36,7 @@ class DecodeRows:
     """[b] int64 query rows; None when they are all rows of the batch in order."""
     page_table: torch.Tensor
     seq_lens: torch.Tensor
+    tile: DecodeTile
     splits: int
     arrivals: torch.Tensor
     shares_contexts: bool = False
@@ -70,7 +72,7 @@ class TritonPlan:
         return self.decode if self.prefill is None and self.decode is not None and self.decode.rows is None else None
 
 
-def make_plan(batch: ForwardBatch, page_tokens: int, kind: str, key_heads: int) -> TritonPlan:
+def make_plan(batch: ForwardBatch, page_tokens: int, heads: DecodeHeads) -> TritonPlan:
     """The plan of an eager batch.
 
     Raises:
@@ -92,8 +94,8 @@ def make_plan(batch: ForwardBatch, page_tokens: int, kind: str, key_heads: int) 
             spans.append((sequence, row, rows, length - rows))
         row += rows
     return TritonPlan(
-        decode=_decode_rows(singles, batch, kind, key_heads, device) if singles else None,
-        prefill=_prefill_rows(spans, batch.num_sequences, device, kind) if spans else None,
+        decode=_decode_rows(singles, batch, heads, device) if singles else None,
+        prefill=_prefill_rows(spans, batch.num_sequences, device, heads) if spans else None,
         live_rows=row,
     )
 
@@ -117,6 +119,7 @@ def fill_buffers(batch: ForwardBatch, buffers: DecodeBuffers) -> TritonPlan:
         rows=None,
         page_table=buffers.page_table,
         seq_lens=buffers.seq_lens,
+        tile=buffers.tile,
         splits=buffers.splits,
         arrivals=buffers.arrivals,
         shares_contexts=buffers.shares_contexts,
@@ -125,29 +128,31 @@ def fill_buffers(batch: ForwardBatch, buffers: DecodeBuffers) -> TritonPlan:
 
 
 def _decode_rows(
-    singles: list[tuple[int, int]], batch: ForwardBatch, kind: str, key_heads: int, device: torch.device
+    singles: list[tuple[int, int]], batch: ForwardBatch, heads: DecodeHeads, device: torch.device
 ) -> DecodeRows:
     sequences, rows = [sequence for sequence, _ in singles], [row for _, row in singles]
     lengths = [batch.seq_lens[sequence] for sequence in sequences]
     everything = len(rows) == batch.num_rows and rows == list(range(len(rows)))
     whole = len(sequences) == batch.page_table.shape[0]
+    tile = heads.tile(len(rows))
     return DecodeRows(
         rows=None if everything else on_device(rows, torch.int64, device),
         page_table=batch.page_table if whole else batch.page_table[on_device(sequences, torch.int64, device)],
         seq_lens=on_device(lengths, torch.int32, device),
-        splits=choose_splits(len(rows), key_heads, max(lengths), GQA_TILE if kind == "gqa" else LATENT_TILE),
-        arrivals=torch.zeros(len(rows) * key_heads, dtype=torch.int32, device=device),
+        tile=tile,
+        splits=choose_splits(len(rows), heads.groups(tile), max(lengths), tile),
+        arrivals=torch.zeros(len(rows) * heads.groups(tile), dtype=torch.int32, device=device),
     )
 
 
 def _prefill_rows(
-    spans: list[tuple[int, int, int, int]], num_sequences: int, device: torch.device, kind: str
+    spans: list[tuple[int, int, int, int]], num_sequences: int, device: torch.device, heads: DecodeHeads
 ) -> PrefillRows:
     starts, firsts, total = [0] * num_sequences, [0] * num_sequences, 0
     for sequence, first, rows, prefix in spans:
         starts[sequence], firsts[sequence] = total, first
         total += rows + prefix
-    tile = MLA_PREFILL if kind == "mla" else GQA_PREFILL
+    tile = MLA_PREFILL if heads.is_latent else GQA_PREFILL
     placed = on_device([starts, firsts], torch.int32, device)
     return PrefillRows(
         blocks=on_device(query_blocks(spans, tile.rows), torch.int32, device),

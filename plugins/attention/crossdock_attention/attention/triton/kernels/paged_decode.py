@@ -28,14 +28,19 @@ class DecodeTile:
     """Blocks of that many tokens that a split has at least, where the context is long enough."""
     programs: int = 4
     """How many should share a multiprocessor; contexts are split until there are as many."""
+    latent_heads: int = 16
+    """Heads of MLA that a program attends with, at most. 16 are the rows of the smallest product."""
 
 
 GQA_TILE = DecodeTile(tokens=64, warps=4, stages=2)
 LATENT_TILE = DecodeTile(tokens=32, warps=4, stages=2, split_blocks=2, programs=2)
 """For MLA, whose rows are several times longer, as are the results to be merged: two programs fill the registers of a multiprocessor (H200, 16 heads:
 256 rows of 192 tokens 29 us in one piece, 38 us in two; 32 rows of 4096 tokens 67 us in 8, 79 us in 16)."""
-MOST_LATENT_HEADS = 16
-"""Heads of MLA that a program attends with: as many as the rows of the smallest product; results of more would not fit into its registers."""
+WIDE_LATENT_TILE = DecodeTile(tokens=64, warps=8, stages=2, split_blocks=2, programs=1, latent_heads=64)
+"""Where there are heads and rows enough for one program a multiprocessor: cached rows are read by a quarter of the programs (H200, 128 heads: 128 rows
+of 1044 tokens 193 us, in groups of 16 heads 398; 32 rows of 4096 tokens 177 and 345; 8 rows of 1044 tokens 41 and **32**)."""
+WIDE_PROGRAMS = 48
+"""So many, for half of the multiprocessors nearly, before contexts are split."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -57,9 +62,32 @@ def choose_splits(num_rows: int, key_heads: int, longest: int, tile: DecodeTile)
     return 1 << (wanted.bit_length() - 1)
 
 
-def latent_group(num_heads: int) -> int:
+def latent_group(num_heads: int, tile: DecodeTile) -> int:
     """Heads of MLA that a program attends with: equal groups."""
-    return max(group for group in range(1, MOST_LATENT_HEADS + 1) if num_heads % group == 0)
+    return max(group for group in range(1, tile.latent_heads + 1) if num_heads % group == 0)
+
+
+@attrs.frozen(kw_only=True)
+class DecodeHeads:
+    """Heads of a rank, by which a batch gets its tile."""
+
+    num_heads: int
+    key_heads: int
+    is_latent: bool
+    """MLA: all heads share one of keys."""
+    element_bytes: int
+
+    def tile(self, num_rows: int) -> DecodeTile:
+        """For so many rows. Wide ones of four-byte elements would not fit into a multiprocessor's shared memory."""
+        if not self.is_latent:
+            return GQA_TILE
+        heads = WIDE_LATENT_TILE.latent_heads
+        is_wide = self.element_bytes == 2 and self.num_heads % heads == 0
+        return WIDE_LATENT_TILE if is_wide and num_rows * self.num_heads // heads >= WIDE_PROGRAMS else LATENT_TILE
+
+    def groups(self, tile: DecodeTile) -> int:
+        """Programs of a row before contexts are split."""
+        return self.num_heads // latent_group(self.num_heads, tile) if self.is_latent else self.key_heads
 
 
 def paged_decode(
@@ -81,20 +109,20 @@ def paged_decode(
     MLA: one key head, ``v_pool`` None; the query's last part comes apart as ``q_rest`` [B, heads, rope], cached rows are [D + rope], Dv = D.
     page_table [B, columns] int32, seq_lens [B] int32 on the device, the step's own row included; a row of length 0 gives zeros, reads nothing
     and stores nothing. With ``new`` the last token of each sequence is taken from there and put into the cache, else it is in the cache.
-    arrivals [B * key heads] int32 zeros (MLA: B times the groups of ``latent_group``), zero again afterwards; needed for more than one split.
+    arrivals [B * ``DecodeHeads.groups``] int32 zeros, zero again afterwards; needed for more than one split. tile: of ``DecodeHeads.tile``.
     """
     # Imported at the first call: CPU installations have no triton.
     from crossdock_attention.attention.triton.kernels.paged_decode_triton import paged_decode_kernel
 
     (num_rows, num_heads, key_dim), is_latent = q.shape, v_pool is None
+    tile = tile or (LATENT_TILE if is_latent else GQA_TILE)
     # MLA: each group of heads is a key head of its own, all in the same place.
-    group = latent_group(num_heads) if is_latent else num_heads // k_pool.shape[2]
+    group = latent_group(num_heads, tile) if is_latent else num_heads // k_pool.shape[2]
     rest_dim, rest = (0, q) if q_rest is None else (q_rest.shape[2], q_rest)
     value_dim, values = (key_dim, k_pool) if v_pool is None else (v_pool.shape[3], v_pool)
     out = torch.empty(num_rows, num_heads, value_dim, dtype=q.dtype, device=q.device)
     if num_rows == 0:
         return out
-    tile = tile or (LATENT_TILE if is_latent else GQA_TILE)
     parts = (num_rows, num_heads, splits) if splits > 1 else (0, 0, 0)
     partial, sums = (q.new_empty(shape, dtype=torch.float32) for shape in ((*parts, value_dim), (2, *parts)))
     new_keys = k_pool if new is None else new.k
