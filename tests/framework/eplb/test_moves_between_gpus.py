@@ -18,7 +18,9 @@ TOLERANCE = 1e-4
 
 
 def on_gpu(config: Config) -> Config:
-    return attrs.evolve(config, launch=LaunchConfig(device="cuda"), eplb_algo=PluginChoice(name="global"))
+    """Two ranks share a GPU where there is one."""
+    launch = LaunchConfig(device="cuda", ranks_per_gpu=1 if torch.cuda.device_count() > 1 else 2)
+    return attrs.evolve(config, launch=launch, eplb_algo=PluginChoice(name="global"))
 
 
 @pytest.mark.gpu
