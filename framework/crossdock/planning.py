@@ -65,7 +65,7 @@ def read_topology(config: str) -> Topology:
         ConfigValueError: not of this form, or sizes that do not divide.
     """
     parts = config.split(":")
-    if not 2 <= len(parts) <= 4 or not all(part.strip().isdigit() for part in parts):
+    if not 2 <= len(parts) <= 4 or not all(part.strip().isdecimal() for part in parts):
         raise ConfigValueError([f"config {config!r}: expected SLOTS:GPUS:NODES:GROUPS, for instance 288:32:4:8"])
     slots, gpus, nodes, groups = (int(part) for part in (*parts, "1", "1")[:4])
     return Topology(num_gpus=gpus, num_nodes=nodes, num_physical_experts=slots, num_groups=groups)

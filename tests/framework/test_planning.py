@@ -28,7 +28,7 @@ def test_windows_are_sums_of_steps_and_a_shorter_rest_is_left_out() -> None:
 def test_a_config_is_slots_gpus_nodes_groups() -> None:
     assert (TOPOLOGY.num_physical_experts, TOPOLOGY.num_gpus, TOPOLOGY.num_nodes, TOPOLOGY.num_groups) == (40, 8, 2, 4)
     assert read_topology("40:8").num_nodes == 1
-    for wrong in ("40", "a:8", "40:8:1:1:1", "-40:8"):
+    for wrong in ("40", "a:8", "40:8:1:1:1", "-40:8", "4²:8"):
         with pytest.raises(ConfigValueError, match="SLOTS:GPUS:NODES:GROUPS"):
             read_topology(wrong)
 

@@ -130,7 +130,8 @@ def diff(
         Print one JSON object instead of the table.
     """
     _check_counts(expert_bytes=(expert_bytes, 0))
-    before = read_placement(old)
+    # One list stands for all layers, on either side.
+    before = read_placement(old, num_layers=read_placement(new).num_layers)
     after = read_placement(new, num_logical_experts=before.num_logical_experts, num_layers=before.num_layers)
     topology = Topology(num_gpus=gpus, num_nodes=nodes, num_physical_experts=before.num_physical_experts)
     change = placement_change(before, after, topology)

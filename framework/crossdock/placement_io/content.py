@@ -64,7 +64,7 @@ def read_content(source: str | Path) -> Content:
     if text.startswith(("{", "[")):
         return Content(where="inline JSON", value=_json(text, "inline JSON"))
     path = Path(source)
-    if not path.is_file():
+    if not _is_file(path):
         raise LoadFileError(
             f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give one of {', '.join(SUFFIXES)}"
         )
@@ -90,11 +90,22 @@ def read_content(source: str | Path) -> Content:
     raise LoadFileError(f"{path}: unknown suffix {suffix or '(none)'}; give one of {', '.join(SUFFIXES)}")
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise LoadFileError(
+            f"{str(path)[:80]}: {error.strerror or error}; give one of {', '.join(SUFFIXES)}"
+        ) from error
+
+
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
         raise LoadFileError(f"{where}: not JSON ({error})") from error
+    except RecursionError:
+        raise LoadFileError(f"{where}: nested too deep") from None
 
 
 def _torch_content(path: Path) -> Any:
@@ -108,10 +119,20 @@ def _torch_content(path: Path) -> Any:
     return loaded
 
 
+def _host_values(tensor: Any, where: str) -> npt.NDArray[Any]:
+    """A tensor's values; in double precision where it has fractions, since numpy lacks some of torch's types."""
+    try:
+        tensor = tensor.detach().cpu().to_dense() if tensor.is_sparse else tensor.detach().cpu()
+        values: npt.NDArray[Any] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+    except Exception as error:
+        raise LoadFileError(f"{where}: a tensor without plain values ({type(error).__name__}: {error})") from error
+    return values
+
+
 def as_array(value: object, *, where: str, dims: Sequence[int], integer: bool) -> npt.NDArray[Any]:
     """``value`` (nested lists, array or tensor) as int64 or float64 with one of so many dimensions."""
     if hasattr(value, "detach"):
-        value = cast("Any", value).detach().cpu().numpy()
+        value = _host_values(value, where)
     try:
         array: npt.NDArray[Any] = np.array(value)
     except ValueError as error:

@@ -25,6 +25,7 @@ from crossdock.placement_io.content import Content, as_array, read_content
 from crossdock.types.placement import ExpertLoad
 
 _STEP_KEYS = ("load", "logical_count")
+_RECORD_KEYS = frozenset({"forward_pass_id", "rank", "global_physical_count"})
 VLLM_LOAD = "eplb_load_stats"
 
 Counts = npt.NDArray[np.float64]
@@ -92,12 +93,15 @@ def _records_counts(contents: Sequence[Content]) -> Counts:
         if "last_physical_to_logical_map" not in content.keys:
             raise content.fail("has records but no last_physical_to_logical_map")
         slots = content.array("last_physical_to_logical_map", dims=(2,), integer=True)
-        for number, record in enumerate(content.value["records"]):
+        records = content.value["records"]
+        if not isinstance(records, Sequence):
+            raise content.fail(f"records is a {type(records).__name__}, not a list")
+        for number, record in enumerate(cast("Sequence[object]", records)):
             here = f"{content.where}: records[{number}]"
-            if not isinstance(record, Mapping) or "global_physical_count" not in record:
-                raise LoadFileError(f"{here}: no global_physical_count")
+            if not isinstance(record, Mapping) or not record.keys() >= _RECORD_KEYS:
+                raise LoadFileError(f"{here}: expected the keys {', '.join(sorted(_RECORD_KEYS))}")
             row = cast("Mapping[str, Any]", record)
-            name = (int(row["forward_pass_id"]), int(row["rank"]))
+            name = (_number(row, "forward_pass_id", here), _number(row, "rank", here))
             if name in seen:
                 raise LoadFileError(
                     f"{here}: pass {name[0]} of rank {name[1]} was given before; is a file listed twice?"
@@ -109,6 +113,13 @@ def _records_counts(contents: Sequence[Content]) -> Counts:
     if not passes:
         raise LoadFileError(f"{where}: records is empty")
     return _joined([passes[number][None] for number in sorted(passes)], where)
+
+
+def _number(row: Mapping[str, Any], key: str, where: str) -> int:
+    try:
+        return int(row[key])
+    except (TypeError, ValueError) as error:
+        raise LoadFileError(f"{where}: {key} is {row[key]!r}, not a number") from error
 
 
 def _joined(steps: Sequence[Counts], where: str) -> Counts:
@@ -124,6 +135,8 @@ def _logical(physical: Counts, slots: npt.NDArray[np.int64], *, where: str) -> C
             f"{where}: counts of shape {list(physical.shape)} do not fit a slot map of shape {list(slots.shape)}"
         )
     num_layers, num_experts = len(slots), int(slots.max(initial=0)) + 1
+    if num_experts > slots.shape[1]:
+        raise LoadFileError(f"{where}: the map names expert {num_experts - 1} and has {slots.shape[1]} slots only")
     rows = np.arange(num_layers, dtype=np.int64)[:, None]
     logical = np.zeros((num_layers, num_experts))
     np.add.at(logical, (rows, slots), physical)

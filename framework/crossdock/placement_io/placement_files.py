@@ -59,16 +59,19 @@ def read_placement(
         LoadFileError: it cannot be read, or holds no placement; names path, key and shape.
     """
     content = read_content(source)
-    slots, experts, active = _slots(content, num_layers)
-    num_experts = num_logical_experts or experts or int(slots.max(initial=0)) + 1
+    slots, counts, active = _slots(content, num_layers)
+    num_experts = num_logical_experts or (int(slots.max(initial=0)) + 1 if counts is None else counts.shape[1])
     try:
-        return Placement.from_physical(slots, num_experts, active_slots=active)
+        placement = Placement.from_physical(slots, num_experts, active_slots=active)
     except InvalidPlacement as error:
         raise content.fail(str(error)) from error
+    if counts is not None and not np.array_equal(counts, placement.replica_counts):
+        raise content.fail(f"{_COUNTS} are not those of {MAP_KEY} with {num_experts} experts")
+    return placement
 
 
-def _slots(content: Content, num_layers: int | None) -> tuple[Slots, int | None, npt.NDArray[np.bool_] | None]:
-    """Slot map [L, P], number of experts where the content states it, and living slots [P] where not all are."""
+def _slots(content: Content, num_layers: int | None) -> tuple[Slots, Slots | None, npt.NDArray[np.bool_] | None]:
+    """Slot map [L, P], replica counts [L, E] where the content states them, and living slots [P] where not all are."""
     if content.mapping is not None:
         return _from_mapping(content, content.mapping)
     if content.records is not None:
@@ -77,7 +80,9 @@ def _slots(content: Content, num_layers: int | None) -> tuple[Slots, int | None,
     return (np.tile(slots, (num_layers or 1, 1)) if slots.ndim == 1 else slots), None, None
 
 
-def _from_mapping(content: Content, value: Mapping[str, Any]) -> tuple[Slots, int | None, npt.NDArray[np.bool_] | None]:
+def _from_mapping(
+    content: Content, value: Mapping[str, Any]
+) -> tuple[Slots, Slots | None, npt.NDArray[np.bool_] | None]:
     if value.get("record_type") == _SCHEDULE:
         return _from_schedule(content, [value]), None, None
     if "layer_list" in value:
@@ -86,19 +91,26 @@ def _from_mapping(content: Content, value: Mapping[str, Any]) -> tuple[Slots, in
         raise content.fail(
             f"no placement: expected the key {MAP_KEY}, layer_list or a list, found {', '.join(content.keys) or 'none'}"
         )
+    if value.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        raise content.fail(f"schema_version is {value['schema_version']}, this version reads {SCHEMA_VERSION}")
     slots = content.array(MAP_KEY, dims=(2,), integer=True)
-    if "replica_counts" not in value:
+    if _COUNTS not in value:
         return slots, None, None
-    counts = content.array("replica_counts", dims=(2,), integer=True)
-    listed = content.array("logical_to_physical_map", dims=(3,), integer=True) if _LISTS in value else None
-    if listed is None or int(counts.sum()) == slots.size:
-        return slots, counts.shape[1], None
+    counts = content.array(_COUNTS, dims=(2,), integer=True)
+    if _LISTS not in value:
+        return slots, counts, None
+    lists = content.array(_LISTS, dims=(3,), integer=True)
+    try:
+        Placement(physical_to_logical=slots, logical_to_physical=lists, replica_counts=counts)
+    except InvalidPlacement as error:
+        raise content.fail(str(error)) from error
     active = np.zeros(slots.shape[1], dtype=np.bool_)
-    active[listed[listed >= 0]] = True
-    return slots, counts.shape[1], active
+    active[lists[lists >= 0]] = True
+    return slots, counts, active
 
 
 _LISTS: Final = "logical_to_physical_map"
+_COUNTS: Final = "replica_counts"
 
 
 def _from_schedule(content: Content, records: list[Mapping[str, Any]]) -> Slots:
@@ -125,6 +137,8 @@ def _from_ascend(content: Content, value: Mapping[str, Any]) -> Slots:
             ]
             for layer in layers
         ]
+        if len({layer["layer_id"] for layer in layers}) < len(layers):
+            raise content.fail("layer_list has a layer_id twice")
     except (KeyError, TypeError) as error:
         raise content.fail(f"layer_list is not as expected ({type(error).__name__}: {error})") from error
     return as_array(rows, where=f"{content.where}: layer_list", dims=(2,), integer=True)
@@ -164,7 +178,7 @@ def placement_document(placement: Placement, origin: Origin) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         MAP_KEY: placement.physical_to_logical.tolist(),
         _LISTS: placement.logical_to_physical.tolist(),
-        "replica_counts": placement.replica_counts.tolist(),
+        _COUNTS: placement.replica_counts.tolist(),
         "algo": origin.algo,
         "config": {
             "num_gpus": topology.num_gpus,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from crossdock.errors import LoadFileError
 from crossdock.placement import check_fits, trivial_placement
-from crossdock.placement_io.content import read_content
-from crossdock.placement_io.load_files import read_load
+from crossdock.placement_io.content import Content, read_content
+from crossdock.placement_io.load_files import VLLM_LOAD, read_load
 from crossdock.placement_io.placement_files import read_placement
 from crossdock.types.placement import EplbAlgo, Placement, Topology
 
@@ -31,7 +31,7 @@ def start_placement(
     if init_location == "trivial":
         return trivial_placement(num_layers, num_experts, topology.num_physical_experts)
     content = read_content(init_location)
-    if _COUNT_KEYS & set(content.keys) or content.where.endswith(".npy"):
+    if _has_counts(content):
         load = read_load([init_location])
         found = [load.num_layers, load.num_logical_experts]
         if found != [num_layers, num_experts]:
@@ -43,3 +43,8 @@ def start_placement(
     except Exception as error:
         raise LoadFileError(f"{content.where}: {error}") from error
     return placement
+
+
+def _has_counts(content: Content) -> bool:
+    recorded = any(record.get("record_type") == VLLM_LOAD for record in content.records or ())
+    return recorded or bool(_COUNT_KEYS & set(content.keys)) or content.where.lower().endswith(".npy")

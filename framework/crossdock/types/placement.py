@@ -178,6 +178,12 @@ class Placement:
         slots = np.array(physical_to_logical, dtype=np.int64, ndmin=2)
         check_slots(slots, num_logical_experts)
         num_layers, num_slots = slots.shape
+        if num_logical_experts > num_slots:
+            # Before anything of that size is made.
+            missing = int(np.setdiff1d(np.arange(num_slots + 1, dtype=np.int64), slots[0])[0])
+            raise InvalidPlacement(
+                f"layer 0: logical expert {missing} has no replica: {num_slots} slots cannot hold {num_logical_experts} experts"
+            )
         width = num_slots - num_logical_experts + 1 if max_replicas is None else max_replicas
         live = np.arange(num_slots, dtype=np.int64) if active_slots is None else np.flatnonzero(active_slots)
         held = slots[:, live]

@@ -84,6 +84,12 @@ def test_diff_counts_moves_by_layer(trace: str, tmp_path: Path, capsys: pytest.C
     assert "slots moved" in capsys.readouterr().out
 
 
+def test_one_list_stands_for_all_layers_on_either_side_of_a_diff(capsys: pytest.CaptureFixture[str]) -> None:
+    one, all_layers = "[0, 1, 2, 3]", "[[2, 1, 0, 3], [0, 1, 2, 3]]"
+    for old, new in ((one, all_layers), (all_layers, one)):
+        assert _json(capsys, "plan", "diff", old, new, "--gpus", "2", "--json")["moved_slots"] == [2, 0]
+
+
 def test_bench_plan_prints_a_row_for_each_trace_config_and_planner(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

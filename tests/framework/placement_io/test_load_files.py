@@ -85,6 +85,11 @@ def test_a_fine_grained_file_given_twice_is_an_error(tmp_path: Path) -> None:
         read_load([path, path])
 
 
+def _records(records: str, last: int = 1) -> str:
+    """A fine-grained dump as JSON, with two slots."""
+    return f'{{"records": {records}, "last_physical_to_logical_map": [[0, {last}]]}}'
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -99,6 +104,20 @@ def test_a_fine_grained_file_given_twice_is_an_error(tmp_path: Path) -> None:
         ('[{"record_type": "eplb_load_stats", "expert_load": [[1]]}]', "expected the keys expert_load and p2l_map"),
         ('[{"record_type": "eplb_load_stats", "expert_load": [[1]], "p2l_map": [[0, 1]]}]', "do not fit a slot map"),
         ('[{"record_type": "x"}]', "no record of type eplb_load_stats"),
+        ('{"records": null}', "has records but no last_physical_to_logical_map"),
+        (_records("null"), "records is a NoneType, not a list"),
+        (_records("[]"), "records is empty"),
+        (_records("[5]"), "expected the keys forward_pass_id, global_physical_count, rank"),
+        (_records('[{"global_physical_count": [[1, 2]]}]'), "expected the keys forward_pass_id"),
+        (
+            _records('[{"forward_pass_id": null, "rank": 0, "global_physical_count": [[1, 2]]}]'),
+            "forward_pass_id is None, not a number",
+        ),
+        (
+            _records('[{"forward_pass_id": 0, "rank": 0, "global_physical_count": [[1, 2]]}]', last=10**11),
+            "the map names expert 100000000000 and has 2 slots only",
+        ),
+        ("[" * 5000 + "]" * 5000, "nested too deep"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_its_path(tmp_path: Path, content: str, message: str) -> None:
@@ -118,6 +137,8 @@ def test_missing_files_folders_unknown_suffixes_and_no_files_are_errors(tmp_path
     ):
         with pytest.raises(LoadFileError, match=message):
             read_load([source])
+    with pytest.raises(LoadFileError, match="File name too long"):
+        read_load(["a" * 5000])
     with pytest.raises(LoadFileError, match="no load file given"):
         read_load([])
 
@@ -128,9 +149,31 @@ def test_files_of_different_models_are_an_error(tmp_path: Path) -> None:
         read_load([_written(tmp_path, "load.npz"), other])
 
 
-def test_a_file_with_a_negative_count_is_refused() -> None:
+@pytest.mark.parametrize("count", ["-2", "NaN", "Infinity", "1e30"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        '{"logical_count": [[1, %s]]}',
+        "[[1, %s]]",
+        '[{"record_type": "eplb_load_stats", "expert_load": [[1, %s]], "p2l_map": [[0, 1]]}]',
+        '{"records": [{"forward_pass_id": 0, "rank": 0, "global_physical_count": [[1, %s]]}], "last_physical_to_logical_map": [[0, 1]]}',
+    ],
+)
+def test_a_count_that_is_none_is_refused_in_every_form(form: str, count: str) -> None:
     with pytest.raises(ConfigValueError, match="negative, not finite or above"):
-        read_load(['{"logical_count": [[1, -2]]}'])
+        read_load([form % count])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.uint8, torch.int32])
+def test_counts_of_any_type_of_torch_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    torch.save({"logical_count": torch.tensor([[3, 5]], dtype=dtype)}, tmp_path / "dump.pt")
+    assert read_load([tmp_path / "dump.pt"]).counts.tolist() == [[[3.0, 5.0]]]
+
+
+def test_a_tensor_without_values_is_an_error(tmp_path: Path) -> None:
+    torch.save({"logical_count": torch.empty(1, 2, device="meta")}, tmp_path / "dump.pt")
+    with pytest.raises(LoadFileError, match="logical_count: a tensor without plain values"):
+        read_load([tmp_path / "dump.pt"])
 
 
 def test_nothing_in_a_pt_file_is_executed(tmp_path: Path) -> None:

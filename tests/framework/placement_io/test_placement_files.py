@@ -108,6 +108,13 @@ def test_layers_and_devices_of_an_ascend_map_are_put_in_order() -> None:
             '[{"record_type": "eplb_initial_mapping", "initial_global_assignments": {"0": [0], "2": [0]}}]',
             "initial_global_assignments has no layer 1",
         ),
+        (
+            '{"layer_list": [{"layer_id": 3, "device_list": []}, {"layer_id": 3, "device_list": []}]}',
+            "layer_list has a layer_id twice",
+        ),
+        ('{"schema_version": 2, "physical_to_logical_map": [[0]]}', "schema_version is 2, this version reads 1"),
+        ("[[0, 1099511627776]]", "logical expert 1 has no replica: 2 slots cannot hold 1099511627777 experts"),
+        ("[" * 5000 + "]" * 5000, "nested too deep"),
     ],
 )
 def test_what_is_wrong_is_named_with_path_and_key(tmp_path: Path, content: str, message: str) -> None:
@@ -121,6 +128,31 @@ def test_what_is_wrong_is_named_with_path_and_key(tmp_path: Path, content: str, 
 def test_a_map_with_fewer_experts_than_the_model_is_refused() -> None:
     with pytest.raises(LoadFileError, match="logical expert 2 has no replica"):
         read_placement("[[0, 1, 0]]", num_logical_experts=3)
+
+
+@pytest.mark.parametrize(
+    ("counts", "lists", "message"),
+    [
+        ([[2, 1]], None, "replica_counts are not those of physical_to_logical_map with 2 experts"),
+        ([[1, 2, 0]], None, "logical expert 2 has no replica"),
+        ([[-1, 4]], None, "replica_counts are not those"),
+        ([[1, 2]], [[[0, -1], [7, 2]]], "replica counts are not the lengths of the replica lists"),
+        ([[1, 2]], [[[1, -1], [0, 2]]], "slot 1 is listed for logical expert 0 but holds 1"),
+        ([[1, 2]], [[[0], [1]]], "an expert has 2 replicas, the lists hold 1"),
+        ([[1, 2]], [[[0, -1]]], r"shapes must be \[L, P\], \[L, E, X\] and \[L, E\]"),
+    ],
+)
+def test_a_map_that_its_own_lists_and_counts_contradict_is_refused(counts: object, lists: object, message: str) -> None:
+    document = {"physical_to_logical_map": [[0, 1, 1]], "replica_counts": counts}
+    document |= {} if lists is None else {"logical_to_physical_map": lists}
+    with pytest.raises(LoadFileError, match=message):
+        read_placement(json.dumps(document))
+
+
+def test_counts_of_another_number_of_experts_than_the_model_are_refused() -> None:
+    document = {"physical_to_logical_map": [[0, 1, 1]], "replica_counts": [[1, 2, 0]]}
+    with pytest.raises(LoadFileError, match="with 2 experts"):
+        read_placement(json.dumps(document), num_logical_experts=2)
 
 
 def test_a_suffix_that_does_not_go_with_the_format_is_refused(tmp_path: Path) -> None:

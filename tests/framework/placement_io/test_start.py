@@ -35,7 +35,9 @@ def test_counts_are_planned_whatever_else_is_in_the_file(tmp_path: Path) -> None
     path = tmp_path / "dump.json"
     path.write_text(content)
     np.savez(tmp_path / "load.npz", load=np.array(COUNTS))
-    for source in (content, str(path), str(tmp_path / "load.npz")):
+    records = [{"record_type": "eplb_load_stats", "expert_load": step, "p2l_map": [[0, 1, 2]] * 2} for step in COUNTS]
+    (tmp_path / "stats.jsonl").write_text("\n".join(map(json.dumps, records)))
+    for source in (content, str(path), str(tmp_path / "load.npz"), str(tmp_path / "stats.jsonl")):
         assert np.array_equal(_start(source).physical_to_logical, expected)
 
 
