@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import torch
 
+from crossdock.observe.pass_records import PassRecord, PassRecords
 from crossdock.observe.recorder_ring import CountRing
 from crossdock.observe.recorder_window import LoadWindow
 from crossdock.types.layout import TokenAxis
@@ -35,7 +36,7 @@ class RecorderMode(enum.Enum):
     STAT_APPROX = "stat_approx"
     """Counts of what arrived at the experts, in a ring; includes what a dispatcher rounds up."""
     PER_PASS = "per_pass"
-    """As ``stat``, and a record of each pass."""
+    """As ``stat``, and a record of each pass in the ring."""
     PER_TOKEN = "per_token"
     """As ``per_pass``, and the chosen experts of each token."""
 
@@ -52,21 +53,6 @@ class RecorderSpec:
     """Rows that the dispatcher takes: decides which rank counts a row that several hold."""
     buffer_steps: int = 1000
     """Passes kept in the ring."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class PassRecord:
-    """One pass on one rank, for ``per_pass`` and ``per_token``; tensors stay on the device until a dump."""
-
-    pass_id: int
-    physical_count: torch.Tensor
-    """[L, P] int32."""
-    topk_ids: tuple[torch.Tensor, ...] = ()
-    """Per layer [n, K] int64 physical ids, -1 where a row carries no token."""
-    input_ids: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
-    query_lens: tuple[int, ...] = ()
-    forward_mode: str = ""
 
 
 class CountSink(Protocol):
@@ -104,7 +90,7 @@ class ExpertLoadRecorder:
         self._counts = torch.zeros((num_layers, num_physical + 1), dtype=torch.int32, device=device)
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         self._topk: dict[int, torch.Tensor] = {}
-        self._records: list[PassRecord] = []
+        self._records = PassRecords(spec.buffer_steps, spec.maps)
         self._counts_rows = _is_first_holder(spec.input_rows, spec.place)
         self._counts_received = spec.place.moe_tp_rank == 0
         self._started = False
@@ -124,8 +110,8 @@ class ExpertLoadRecorder:
 
     @property
     def records(self) -> tuple[PassRecord, ...]:
-        """Passes since ``start``, in the fine-grained modes."""
-        return tuple(self._records)
+        """The last ``buffer_steps`` passes since ``start``, in the fine-grained modes."""
+        return self._records.all()
 
     def start(self) -> bool:
         """Forgets everything and starts. False when it was recording already (it starts afresh all the same)."""
@@ -193,7 +179,10 @@ class ExpertLoadRecorder:
             self._ring.push(counts)
             self._window.push(counts)
             if self._spec.mode in (RecorderMode.PER_PASS, RecorderMode.PER_TOKEN):
-                self._records.append(self._record_of_pass(counts.clone()))
+                is_fine = self._spec.mode is RecorderMode.PER_TOKEN
+                ids = tuple(self._topk[layer] for layer in sorted(self._topk))
+                batch = self._batch if is_fine else None
+                self._records.add(self._in_pass, counts.clone(), batch=batch, topk_ids=ids)
         for sink in self._sinks:
             sink.push(counts)
         self._counts.zero_()
@@ -203,6 +192,7 @@ class ExpertLoadRecorder:
     def flush_layer(self, layer: int) -> None:
         """Turns a layer's counts into logical ones by the map in force, which is about to be overwritten. Between two passes."""
         self._ring.flush_layer(layer)
+        self._records.map_changes()
         for sink in self._sinks:
             sink.flush_layer(layer)
 
@@ -218,21 +208,6 @@ class ExpertLoadRecorder:
 
     def _count(self, layer: int, ids: torch.Tensor) -> None:
         self._counts[layer].scatter_add_(0, ids + 1, self._one.expand(ids.shape[0]))
-
-    def _record_of_pass(self, counts: torch.Tensor) -> PassRecord:
-        assert self._in_pass is not None, "a record is made inside a pass"
-        batch = self._batch
-        if self._spec.mode is RecorderMode.PER_PASS or batch is None:
-            return PassRecord(pass_id=self._in_pass, physical_count=counts)
-        return PassRecord(
-            pass_id=self._in_pass,
-            physical_count=counts,
-            topk_ids=tuple(self._topk[layer] for layer in sorted(self._topk)),
-            input_ids=batch.input_ids,
-            positions=batch.positions,
-            query_lens=batch.query_lens,
-            forward_mode=batch.forward_mode.name.lower(),
-        )
 
 
 def make_recorder(spec: RecorderSpec) -> ExpertLoadRecorder | NoRecorder:

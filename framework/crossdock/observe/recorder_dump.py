@@ -13,7 +13,7 @@ from crossdock.ops.host_lists import int_list
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from crossdock.observe.recorder import PassRecord
+    from crossdock.observe.pass_records import PassRecord
     from crossdock.types.location import PlacementMaps
 
 _PREFIX = "expert_distribution_recorder"
@@ -52,13 +52,21 @@ def write_stat(
 
 
 def write_records(folder: Path, stamp: str, rank: int, records: Sequence[PassRecord], maps: PlacementMaps) -> Path:
-    """Writes ``{prefix}_{stamp}_{rank}.pt`` with the passes of one rank; called by every rank, in the fine-grained modes."""
+    """Writes ``{prefix}_{stamp}_{rank}.pt`` with the passes of one rank; called by every rank, in the fine-grained modes.
+
+    A pass under another map than the last one carries it as ``physical_to_logical_map``, which SGLang's files lack.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_PREFIX}_{stamp}_{rank}.pt"
-    content = {
-        "records": [_record(record, rank) for record in records],
-        "last_physical_to_logical_map": maps.physical_to_logical.cpu(),
-    }
+    last = maps.physical_to_logical.cpu()
+    # One tensor for all passes of a map: a file holds it once.
+    known = {id(of_then): of_then.cpu() for record in records if (of_then := record.physical_to_logical) is not None}
+    maps_of_then = {key: of_then for key, of_then in known.items() if not torch.equal(of_then, last)}
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        of_then = maps_of_then.get(id(record.physical_to_logical))
+        rows.append(_record(record, rank) | ({} if of_then is None else {"physical_to_logical_map": of_then}))
+    content = {"records": rows, "last_physical_to_logical_map": last}
     torch.save(content, path)
     return path
 

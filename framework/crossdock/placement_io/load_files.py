@@ -6,7 +6,8 @@ form                   content
 ours                   ``.npz`` with ``load`` [steps, layers, experts] or [layers, experts]; ``.npy`` of the same
 SGLang ``stat``        ``.pt``, ``.json`` or inline JSON with ``logical_count`` [steps, layers, experts] or [layers, experts]
 SGLang ``per_pass``,   ``.pt`` with ``records`` (``global_physical_count`` [layers, slots] a pass and rank) and
-``per_token``          ``last_physical_to_logical_map``; counts of one pass are summed over the ranks' files
+``per_token``          ``last_physical_to_logical_map``; counts of one pass are summed over the ranks' files. A record of ours
+                       from before a rebalance has its own ``physical_to_logical_map``
 vLLM                   ``.jsonl`` of ``eplb_load_stats`` records: ``expert_load`` and ``p2l_map`` [layers, slots]
 =====================  ==============================================================================================
 """
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from crossdock.errors import LoadFileError
 from crossdock.placement_io.content import Content, as_array, read_content
+from crossdock.placement_io.placement_files import MAP_KEY
 from crossdock.types.placement import ExpertLoad
 
 _STEP_KEYS = ("load", "logical_count")
@@ -85,7 +87,7 @@ def _vllm_counts(content: Content, rows: Sequence[Mapping[str, Any]]) -> Counts:
 
 
 def _records_counts(contents: Sequence[Content]) -> Counts:
-    """Passes in order, each summed over ranks, turned logical by the map that the dump ends with."""
+    """Passes in order, each summed over ranks, turned logical by its map, or else by the one that the dump ends with."""
     passes: dict[int, Counts] = {}
     seen: set[tuple[int, int]] = set()
     where = contents[0].where
@@ -108,11 +110,18 @@ def _records_counts(contents: Sequence[Content]) -> Counts:
                 )
             seen.add(name)
             physical = as_array(row["global_physical_count"], where=here, dims=(2,), integer=False)
-            counts = _logical(physical, slots, where=here)
+            counts = _logical(physical, _map_of_then(row, slots, here), where=here)
             passes[name[0]] = passes[name[0]] + counts if name[0] in passes else counts
     if not passes:
         raise LoadFileError(f"{where}: records is empty")
     return _joined([passes[number][None] for number in sorted(passes)], where)
+
+
+def _map_of_then(row: Mapping[str, Any], last: npt.NDArray[np.int64], where: str) -> npt.NDArray[np.int64]:
+    """Ours has the map of a pass where it is not the last one; SGLang's files have the last one only."""
+    if MAP_KEY not in row:
+        return last
+    return as_array(row[MAP_KEY], where=f"{where}: {MAP_KEY}", dims=(2,), integer=True)
 
 
 def _number(row: Mapping[str, Any], key: str, where: str) -> int:

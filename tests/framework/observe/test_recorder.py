@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,10 @@ from crossdock.comm import local_comms
 from crossdock.groups import rank_place, resolve_sizes
 from crossdock.location import overwrite_layer, placement_maps
 from crossdock.observe.recorder import ExpertLoadRecorder, NoRecorder, RecorderMode, RecorderSpec, make_recorder
+from crossdock.observe.recorder_dump import write_records
 from crossdock.observe.recorder_window import balancedness_of
 from crossdock.placement import trivial_placement
+from crossdock.placement_io.load_files import read_load
 from crossdock.testing.world import OneProcessWorld, RankContext
 from crossdock.types.dispatch import Received, ReceiveLayout
 from crossdock.types.layout import FULL_ROWS, LOCAL_ROWS, Layout, TokenAxis
@@ -160,6 +164,33 @@ def test_fine_modes_keep_a_record_of_each_pass() -> None:
         one_pass(recorder, [[0, 1]], [[0, 3]], pass_id=pass_id)
     assert [record.pass_id for record in recorder.records] == [4, 5]
     assert recorder.records[1].physical_count.tolist() == [[1, 1, 0, 0], [1, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("mode", [RecorderMode.PER_PASS, RecorderMode.PER_TOKEN])
+def test_fine_modes_keep_the_last_passes_and_no_more(mode: RecorderMode) -> None:
+    recorder, _ = make(mode, buffer_steps=3)
+    recorder.start()
+    for pass_id in range(7):
+        one_pass(recorder, [[0, 1]], [[1, 2]], pass_id=pass_id)
+    assert [record.pass_id for record in recorder.records] == [4, 5, 6]
+    recorder.start()
+    assert recorder.records == ()
+
+
+@pytest.mark.parametrize("mode", [RecorderMode.PER_PASS, RecorderMode.PER_TOKEN])
+def test_a_fine_dump_gives_passes_to_the_experts_of_their_time(mode: RecorderMode, tmp_path: Path) -> None:
+    recorder, maps = make(mode, buffer_steps=10)
+    recorder.start()
+    one_pass(recorder, [[0, 1]], [[0, 1]], pass_id=0)
+    for layer, slots in enumerate(([2, 1, 0, 0], [1, 0, 2, 2])):
+        recorder.flush_layer(layer)
+        overwrite_layer(maps, layer, Placement.from_physical([slots], EXPERTS), row=0)
+        one_pass(recorder, [[0, 1]], [[0, 1]], pass_id=1 + layer)
+    path = write_records(tmp_path, "1", 0, recorder.records, maps)
+    expected = [[[1, 1, 0], [1, 1, 0]], [[0, 1, 1], [1, 1, 0]], [[0, 1, 1], [1, 1, 0]]]
+    assert read_load([path]).counts.tolist() == expected == recorder.logical_counts(WORLD).tolist()
+    carried = ["physical_to_logical_map" in record for record in torch.load(path, weights_only=True)["records"]]
+    assert carried == [True, True, False]
 
 
 def test_the_approximate_mode_counts_what_arrives_at_the_rank() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from crossdock.location import placement_maps
-from crossdock.observe.recorder import PassRecord
+from crossdock.observe.pass_records import PassRecord
 from crossdock.observe.recorder_dump import write_records, write_stat
 from crossdock.placement import trivial_placement
 
