@@ -99,4 +99,5 @@ def _described(heads: torch.Tensor, rows: int, columns: int) -> Any:
 def _tile_layout(rows: int, columns: int) -> Any:
     from triton.experimental.gluon import language as gl
 
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+    layout: Any = gl.NVMMASharedLayout
+    return layout.get_default_for([rows, columns], gl.bfloat16)
