@@ -31,8 +31,8 @@ class DispatchScenario:
     live_tokens: tuple[int, ...]
     """Rows of each replica; padded to equal blocks of a multiple of attn_tp_size with rows that go nowhere."""
     routing: str = "random"
-    """``random``, ``first_rank`` (every choice on rank 0), ``nowhere`` (all -1), ``holes`` (some choices -1), ``pair`` (first
-    and last expert, weights 0.7 and 0.3)."""
+    """``random``, ``first_rank`` (every choice on rank 0), ``one_expert`` (the last one, and -1), ``nowhere`` (all -1), ``holes`` (some
+    choices -1), ``pair`` (first and last expert, weights 0.7 and 0.3)."""
     experts: str = "distinct"
     top_k: int = 3
     experts_a_rank: int = 3
@@ -100,6 +100,8 @@ def routed_rows(scenario: DispatchScenario) -> RoutedRows:
     weights = weights / weights.sum(dim=1, keepdim=True)
     if scenario.routing == "nowhere":
         ids = torch.full_like(ids, -1)
+    elif scenario.routing == "one_expert":
+        ids = torch.tensor([experts - 1] + [-1] * (top_k - 1)).repeat(total, 1)
     elif scenario.routing == "pair":
         ids = torch.tensor([0, experts - 1]).repeat(total, 1)
         weights = torch.tensor([0.7, 0.3]).repeat(total, 1)

@@ -108,6 +108,17 @@ def check_all_rows_may_go_to_one_rank(case: PluginCase) -> None:
     )
 
 
+def check_all_rows_may_go_to_one_expert(case: PluginCase) -> None:
+    _fly_all(
+        case,
+        lambda sizes: [
+            DispatchScenario(sizes=sizes, live_tokens=(rows,) * sizes.attn_dp_size, routing="one_expert", top_k=top_k)
+            for rows, top_k in ((1, 1), (63, 1), (63, 3))
+        ],
+        FP32_TOLERANCE,
+    )
+
+
 def check_ids_of_minus_one_add_nothing(case: PluginCase) -> None:
     _fly_all(
         case,
@@ -193,6 +204,7 @@ CHECKS = tuple(
         check_bfloat16_rows_stay_bfloat16,
         check_a_rank_without_rows_joins,
         check_all_rows_may_go_to_one_rank,
+        check_all_rows_may_go_to_one_expert,
         check_ids_of_minus_one_add_nothing,
         check_unused_buffer_rows_are_never_read,
         check_constants_1_and_10_weighted_7_to_3_give_3_7,
