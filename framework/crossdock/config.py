@@ -13,11 +13,13 @@ Number = TypeVar("Number", int, float)
 
 
 def at_least(least: Number) -> Any:
-    """A validator: the value is ``least`` or more."""
+    """A validator: the value is ``least`` or more, and a finite number."""
 
     def check(_: Any, field: attrs.Attribute[Any], value: Number) -> None:
-        if value < least:
-            raise ValueError(f"{field.name} must be at least {least}, found {value}")
+        if not least <= value < float("inf"):
+            raise ValueError(
+                f"{field.name} must be at least {least}{'' if value < least else ' and finite'}, found {value}"
+            )
 
     return check
 

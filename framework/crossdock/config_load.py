@@ -110,6 +110,9 @@ def load_config(layers: Sequence[Layer] = ()) -> LoadedConfig:
 
 
 def _toml_value(text: str) -> object:
+    # No option takes a list of lists: it is an inline JSON text, a placement for instance.
+    if text.replace(" ", "").startswith("[["):
+        return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

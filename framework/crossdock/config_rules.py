@@ -112,9 +112,14 @@ def _machine_problems(config: Config) -> list[str]:
 
 def _eplb_problems(config: Config) -> list[str]:
     eplb = config.eplb
-    if not (eplb.slots and eplb.num_redundant_experts):
-        return []
-    return [
-        f"[eplb] slots: {eplb.slots} slots and num_redundant_experts = {eplb.num_redundant_experts} say the same thing twice;"
-        " keep one"
-    ]
+    problems: list[str] = []
+    if eplb.slots and eplb.num_redundant_experts:
+        problems.append(
+            f"[eplb] slots: {eplb.slots} slots and num_redundant_experts = {eplb.num_redundant_experts} say the same thing twice;"
+            " keep one"
+        )
+    if eplb.expert_share > 1:
+        problems.append(f"[eplb] expert_share: a part of a step is at most 1, found {eplb.expert_share:g}")
+    if not eplb.init_location:
+        problems.append("[eplb] init_location: must be trivial, a file or an inline JSON text, found nothing")
+    return problems

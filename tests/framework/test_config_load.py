@@ -116,6 +116,8 @@ def test_options_that_were_set_without_a_name_go_to_the_plugin_that_a_flag_names
         ("x=", ""),
         ("x=a=b", "a=b"),
         ("x=0.5", 0.5),
+        ("x=[ [0, 1], [1, 0] ]", "[ [0, 1], [1, 0] ]"),
+        ('x={"a": [1]}', '{"a": [1]}'),
     ],
 )
 def test_set_takes_toml_values_and_bare_strings(word: str, value: object) -> None:

@@ -71,6 +71,22 @@ def test_slots_and_redundant_experts_are_two_ways_to_say_the_same() -> None:
     assert "at least 0, found -1" in problems("eplb.num_redundant_experts=-1")
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("expert_share=1.5", "expert_share: a part of a step is at most 1, found 1.5"),
+        ("expert_share=-0.5", "expert_share must be at least 0.0, found -0.5"),
+        ("late_s=nan", "late_s must be at least 0.01 and finite, found nan"),
+        ("link_gbps=inf", "link_gbps must be at least 0.001 and finite, found inf"),
+        ("init_location=", "init_location: must be trivial, a file or an inline JSON text"),
+        ("interval=0", "interval must be at least 1, found 0"),
+        ("max_step_bytes=0", "max_step_bytes must be at least 1, found 0"),
+    ],
+)
+def test_numbers_of_balancing_that_make_no_sense_are_refused(word: str, told: str) -> None:
+    assert told in problems(f"eplb.{word}")
+
+
 def test_rules_of_scheduler_launch_and_dense_layers() -> None:
     told = problems(
         "scheduler.max_running_requests=10",

@@ -35,7 +35,7 @@ def make_carrier(plan: RankPlan, comms: RankComms, spare: SpareSlots) -> SliceCa
     """Of this rank's expert group; every rank calls it.
 
     Raises:
-        ConfigValueError: ``eplb.transport`` is ``peer`` and the ranks cannot map one another's memory.
+        ConfigValueError: ``eplb.transport`` is ``peer`` and the ranks cannot map one another's memory, or ``nccl`` without GPUs.
     """
     launch, eplb = plan.config.launch, plan.config.eplb
     if plan.sizes.moe_ep_size == 1:
@@ -49,6 +49,10 @@ def make_carrier(plan: RankPlan, comms: RankComms, spare: SpareSlots) -> SliceCa
     if eplb.transport == "peer":
         raise ConfigValueError(
             ['[eplb] transport: peer needs GPUs of one machine that can map one another\'s memory; set it to "auto"']
+        )
+    if eplb.transport == "nccl" and launch.device != "cuda":
+        raise ConfigValueError(
+            [f'[eplb] transport: nccl needs GPUs, and ranks compute on {launch.device}; set it to "auto"']
         )
     partition = group_ranks(plan.sizes, GroupAxis.MOE_EP)
     # Longer than a move may take, so that lateness is found by the vote and not by the library.

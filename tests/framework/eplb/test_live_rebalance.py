@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -236,6 +237,17 @@ def test_a_start_placement_that_cannot_be_used_is_named_at_start(location: str, 
     config = attrs.evolve(random_model_config(folder), eplb=EplbConfig(slots=12, init_location=location))
     with pytest.raises(UsageError, match=sentence):
         logits(folder, [[1]], config)
+
+
+@pytest.mark.parametrize(
+    ("transport", "told"), [("nccl", "nccl needs GPUs"), ("peer", "peer needs GPUs of one machine")]
+)
+def test_a_transport_of_gpus_is_refused_on_cpu_ranks(
+    transport: Literal["nccl", "peer"], told: str, folder: Path, rank_pool: Pool
+) -> None:
+    eplb = EplbConfig(enabled=True, slots=12, transport=transport)
+    with pytest.raises(AssertionError, match=told):
+        scored(rank_pool(2), folder, balanced(folder, ranks=2, attn_dp=2, eplb=eplb))
 
 
 def test_without_balancing_no_memory_is_set_aside(folder: Path, rank_pool: Pool) -> None:
