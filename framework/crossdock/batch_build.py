@@ -107,7 +107,8 @@ def upload_batch(batch: HostBatch, plan: StepPlan, sampled: torch.Tensor) -> For
     rows = np.zeros((4, padded), dtype=np.int32)
     rows[:, :live] = batch.token_ids, batch.positions, batch.kv_slots, batch.sources
     width = batch.page_table.shape[1]
-    packed = np.concatenate((rows.ravel(), batch.logit_rows, batch.page_table.ravel()))
+    # Four fields of equal length before the page table, which so lies at a multiple of 16 bytes: kernels are compiled for aligned pointers.
+    packed = np.concatenate((rows.ravel(), batch.page_table.ravel(), batch.logit_rows))
     there = on_device(packed, torch.int32, sampled.device)
     ids, positions, slots = there[: 3 * padded].to(torch.int64).view(3, padded).unbind()
     is_pending = bool((batch.token_ids == PENDING).any())
@@ -119,10 +120,10 @@ def upload_batch(batch: HostBatch, plan: StepPlan, sampled: torch.Tensor) -> For
         input_ids=ids,
         positions=positions,
         kv_slots=slots,
-        page_table=tail[len(batch.logit_rows) :].view(-1, width),
+        page_table=tail[: batch.page_table.size].view(-1, width),
         seq_lens=tuple(batch.seq_lens.tolist()),
         query_lens=tuple(batch.query_lens.tolist()),
-        logit_rows=tail[: len(batch.logit_rows)].to(torch.int64),
+        logit_rows=tail[batch.page_table.size :].to(torch.int64),
         forward_mode=batch.forward_mode,
         step=plan,
         attn_dp_rank=batch.attn_dp_rank,

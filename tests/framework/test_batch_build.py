@@ -52,6 +52,15 @@ def test_a_mixed_batch_lies_in_order_with_slots_of_its_pages() -> None:
     assert built.page_table.dtype == torch.int32
 
 
+@pytest.mark.parametrize("logit_rows", [1, 2, 3, 4])
+def test_the_page_table_is_aligned_whatever_else_is_uploaded(logit_rows: int) -> None:
+    rows = SequenceRows(tokens=(1, 2, 3, 4, 5), start=4, pages=(1, 2, 3), num_logit_rows=logit_rows)
+    built = batch(StepWork(sequences=(rows,)), 5)
+    assert built.page_table.data_ptr() % 16 == 0
+    assert built.page_table.tolist() == [[1, 2, 3]]
+    assert built.logit_rows.tolist() == list(range(5 - logit_rows, 5))
+
+
 def test_prompt_rows_that_are_scored_are_all_logit_rows() -> None:
     work = StepWork(sequences=(SequenceRows(tokens=(1, 2, 3), start=4, pages=(1, 2), num_logit_rows=3),))
     assert batch(work, 3).logit_rows.tolist() == [0, 1, 2]

@@ -174,6 +174,15 @@ def test_rows_of_one_sequence_in_a_bucket_see_one_another_as_in_the_torch_backen
         assert torch.equal(mine[1:], theirs[1:])
 
 
+@pytest.mark.parametrize("sequences", [1, 2, 3, 5])
+def test_a_plan_begins_where_compiled_kernels_are_told_that_pointers_are_aligned(sequences: int) -> None:
+    batch = make_batch([2] * sequences, [0] * sequences, 0, torch.Generator().manual_seed(0))
+    rows = TritonAttention(spec_of(GQA)).plan(batch).data.prefill
+    for tensor in (rows.kv_starts, rows.first_rows, rows.blocks):
+        assert tensor.data_ptr() % 16 == 0
+    assert rows.first_rows.tolist() == [2 * sequence for sequence in range(sequences)]
+
+
 def test_a_sequence_longer_than_its_page_table_is_refused() -> None:
     batch = make_batch([1], [5], 0, torch.Generator().manual_seed(0))
     short = attrs.evolve(batch, seq_lens=(99,))

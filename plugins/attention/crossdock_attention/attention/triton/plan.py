@@ -11,6 +11,9 @@ from crossdock.types.batch import ForwardBatch
 from crossdock_attention.attention.triton.kernels.paged_decode import DecodeHeads, DecodeTile, choose_splits
 from crossdock_attention.attention.triton.kernels.prefill import GQA_PREFILL, MLA_PREFILL, PrefillTile, query_blocks
 
+ALIGNED_INTS = 4
+"""int32 in the 16 bytes that Triton tells aligned pointers by."""
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class DecodeBuffers:
@@ -148,7 +151,9 @@ def _decode_rows(
 def _prefill_rows(
     spans: list[tuple[int, int, int, int]], num_sequences: int, device: torch.device, heads: DecodeHeads
 ) -> PrefillRows:
-    starts, firsts, total = [0] * num_sequences, [0] * num_sequences, 0
+    # Kernels are compiled for where pointers are aligned; so they are, whatever the number of sequences.
+    places = -(-num_sequences // ALIGNED_INTS) * ALIGNED_INTS
+    starts, firsts, total = [0] * places, [0] * places, 0
     for sequence, first, rows, prefix in spans:
         starts[sequence], firsts[sequence] = total, first
         total += rows + prefix
@@ -159,6 +164,6 @@ def _prefill_rows(
         tile=tile,
         is_fresh=all(prefix == 0 for *_, prefix in spans),
         contexts=tuple(spans),
-        kv_starts=placed[0],
-        first_rows=placed[1],
+        kv_starts=placed[0, :num_sequences],
+        first_rows=placed[1, :num_sequences],
     )
