@@ -6,12 +6,15 @@ from pathlib import Path
 
 import attrs
 import pytest
+import torch
+from crossdock.comm import local_comms
 from crossdock.config import Config, EplbConfig
 from crossdock.errors import ConfigValueError
 from crossdock.host_memory import HEAP_MARGIN_BYTES, KERNEL_CACHE_BYTES, available_bytes, machine_bytes
 from crossdock.memory_plan import plan_memory
 from crossdock.offline import logits
 from crossdock.rank_plan import plan_rank
+from crossdock.runner_build import agreed_memory_plan
 from crossdock.testing.random_models import random_model_config, write_random_model
 
 GIB = 1 << 30
@@ -97,3 +100,15 @@ def test_the_limit_of_a_container_counts_and_its_file_caches_do_not(tmp_path: Pa
     assert available_bytes(groups, information) == 1600000
     (groups / "memory.max").write_text("max\n")
     assert available_bytes(groups, information) == 5000 * 1024
+
+
+@pytest.mark.parametrize("ranks_per_gpu", [1, 2, 4])
+def test_ranks_that_share_a_gpu_plan_with_their_part_of_it(
+    ranks_per_gpu: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * GIB, 16 * GIB))
+    plan = plan_rank(config(folder), 0)
+    launch = attrs.evolve(plan.config.launch, ranks_per_gpu=ranks_per_gpu)
+    plan = attrs.evolve(plan, config=attrs.evolve(plan.config, launch=launch))
+    memory = agreed_memory_plan(plan, local_comms(), torch.device("cuda", 0))
+    assert memory.available_bytes == 8 * GIB // ranks_per_gpu
