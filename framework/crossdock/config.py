@@ -110,9 +110,7 @@ class SchedulerConfig:
     graphs: Literal["auto", "off"] = option(
         "auto: decode steps are captured in device graphs where every plugin can be", default="auto"
     )
-    graph_prefill_rows: int = option(
-        "rows of the largest captured step with prompt tokens", default=1024, validator=at_least(0)
-    )
+    graph_prefill_rows: int = option("rows of the largest captured prompt step", default=1024, validator=at_least(0))
 
 
 @attrs.frozen(kw_only=True)
