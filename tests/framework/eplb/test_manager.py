@@ -54,7 +54,7 @@ def test_experts_arrive_whole_and_all_ranks_hold_the_same_maps(
 
 
 def switch_details(context: RankContext) -> tuple[list[int], list[tuple[int, tuple[int, ...]]], int]:
-    rig = RebalanceRig(context)
+    rig = RebalanceRig(context, RigOptions(max_step_bytes=400))  # a layer in one group
     rig.manager.apply(shuffled_placement(3), "test")
     rig.run_until_idle()
     return rig.picker.changed, rig.experts.refreshed, rig.counters.rebalances[0].moved_slots

@@ -166,7 +166,7 @@ def test_set_up_twice_then_one_rebalance(rank_pool: Pool) -> None:
 
 
 def set_up_twice(context: RankContext) -> tuple[int, int]:
-    rig = RebalanceRig(context)
+    rig = RebalanceRig(context, RigOptions(max_step_bytes=400))  # a layer in one group
     # The same tensors and maps once more, as a second set-up would; only the second is used.
     rig.live = attrs.evolve(rig.live)
     rig.manager.live = rig.live
