@@ -157,15 +157,16 @@ def sum_scaled_steps(
     zero = gl.zeros([HALF_ROWS, COLUMNS], gl.float32, layout)
     row_scale, first_scale, second_scale = gl.load(row_scales), gl.load(first_scales), gl.load(second_scales)
     for index in range(num_steps):
-        following = gl.minimum(index + 1, num_steps - 1)
-        next_row_scale = gl.load(row_scales + following)
-        next_first_scale = gl.load(first_scales + following)
-        next_second_scale = gl.load(second_scales + following)
         mbarrier.wait(full.index(stage), phase)
         if gathers:
             fence_async_shared()
         weight = first.index(stage).permute((1, 0))
         part = warpgroup_mma(left.index(stage), weight, zero, use_acc=False, is_async=True)
+        # Behind the fence, which waits for loads as well.
+        following = gl.minimum(index + 1, num_steps - 1)
+        next_row_scale = gl.load(row_scales + following)
+        next_first_scale = gl.load(first_scales + following)
+        next_second_scale = gl.load(second_scales + following)
         part = warpgroup_mma_wait(num_outstanding=0, deps=(part,))
         one += part * (row_scale * first_scale)[:, None]
         weight = second.index(stage).permute((1, 0))
