@@ -157,7 +157,7 @@ class EplbConfig:
     )
     transport: Literal["auto", "peer", "nccl", "gloo"] = option(
         "of experts that move; peer: copies into the memory of other GPUs of the machine; gloo: by way of host memory; "
-        "auto: peer or else nccl between GPUs, gloo between CPUs",
+        "auto: peer or else nccl between GPUs, shared memory or else gloo between CPUs",
         default="auto",
     )
     plan_in: Literal["auto", "thread", "process"] = option(

@@ -47,6 +47,12 @@ class SpareSlots:
         self.slots = SlotBytes(self._tensors)
         """To be written."""
 
+    def move_to(self, memory: torch.Tensor) -> None:
+        """Takes other memory, uint8 [total_bytes], and forgets what lay in the slots."""
+        self.memory = memory
+        self._tensors = self._laid_over(memory)
+        self.slots = SlotBytes(self._tensors)
+
     def peer(self, memory: torch.Tensor) -> SlotBytes:
         """The spare slots of another rank, whose ``memory`` can be written from here."""
         return SlotBytes(self._laid_over(memory))

@@ -106,15 +106,22 @@ class TransferTicket:
         with self._writing:
             self._is_given_up = True
 
+    def unless_given_up(self, write: Callable[[], None]) -> None:
+        """Calls ``write``; ``give_up`` waits for its end."""
+        with self._writing:
+            if not self._is_given_up:
+                write()
+
     def write(self, buffers: Sequence[torch.Tensor]) -> None:
         """Puts what arrived, and what is copied within the rank, where it belongs."""
-        with self._writing:
-            if self._is_given_up:
-                return
+
+        def put() -> None:
             for copy in self.transfer.copies:
                 copy()
             for one, buffer in zip(self.transfer.receives, buffers, strict=True):
                 one.write(buffer)
+
+        self.unless_given_up(put)
 
 
 class SliceCarrier(Protocol):

@@ -17,6 +17,7 @@ from crossdock.eplb.transfer_files import FileCarrier
 from crossdock.eplb.transfer_gloo import GlooCarrier
 from crossdock.eplb.transfer_nccl import NcclCarrier
 from crossdock.eplb.transfer_peer import PeerCarrier, peer_memory
+from crossdock.eplb.transfer_shared import SharedCarrier, share_spare_slots
 from crossdock.errors import ConfigValueError
 from crossdock.groups import GroupAxis, group_ranks
 from crossdock.rank_plan import RankPlan
@@ -54,6 +55,10 @@ def make_carrier(plan: RankPlan, comms: RankComms, spare: SpareSlots) -> SliceCa
         raise ConfigValueError(
             [f'[eplb] transport: nccl needs GPUs, and ranks compute on {launch.device}; set it to "auto"']
         )
+    if launch.device == "cpu" and eplb.transport == "auto":
+        slots = share_spare_slots(spare, comms.host.moe_ep)
+        if slots is not None:
+            return SharedCarrier(slots, comms.host.moe_ep)
     partition = group_ranks(plan.sizes, GroupAxis.MOE_EP)
     # Longer than a move may take, so that lateness is found by the vote and not by the library.
     timeout_s = max(30.0, 4 * eplb.late_s)

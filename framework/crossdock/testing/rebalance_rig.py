@@ -20,6 +20,7 @@ from crossdock.eplb.settings import EplbSettings
 from crossdock.eplb.spare_slots import SpareSlots, moved_tensors
 from crossdock.eplb.transfer import LocalCarrier, SliceCarrier, SliceTransfer, Ticket, TransferTicket
 from crossdock.eplb.transfer_gloo import GlooCarrier
+from crossdock.eplb.transfer_shared import SharedCarrier, share_spare_slots
 from crossdock.eplb.transport import make_ballot
 from crossdock.groups import resolve_sizes
 from crossdock.location import placement_maps
@@ -27,6 +28,7 @@ from crossdock.observe.receipt import ReceiptCounters
 from crossdock.placement import trivial_placement
 from crossdock.rebalance import make_rebalance_policy
 from crossdock.testing.world import RankContext
+from crossdock.types.comm import GroupComm
 from crossdock.types.dispatch import Received, ReceiveLayout
 from crossdock.types.experts import ExpertsCapabilities, ExpertTensors
 from crossdock.types.location import PickerCapabilities
@@ -52,6 +54,8 @@ class RigOptions:
     canary: bool = False
     shared_votes: bool = False
     """Votes as beside GPUs: in shared memory, read one step later."""
+    shared_slots: bool = False
+    """Experts are written into the memory of the other ranks, where they would go over gloo."""
 
 
 class ShufflePlanner:
@@ -177,6 +181,16 @@ def layer_tensors(layer: int, experts: Sequence[int]) -> ExpertTensors:
     return ExpertTensors(layer=layer, tensors=stacked)
 
 
+def _carrier(group: GroupComm, spare: SpareSlots, *, is_shared: bool) -> SliceCarrier:
+    if group.size == 1:
+        return LocalCarrier()
+    if not is_shared:
+        return GlooCarrier(group.ranks, [group.ranks], timeout_s=30.0)
+    slots = share_spare_slots(spare, group)
+    assert slots is not None, "ranks of a pool are on one machine"
+    return SharedCarrier(slots, group)
+
+
 class RebalanceRig:
     """One rank. Build it on every rank with the same arguments but ``sabotage``."""
 
@@ -204,9 +218,10 @@ class RebalanceRig:
         self.experts, self.picker = ListeningExperts(), ListeningPicker()
         self.segments = LoadSegments(self.maps, ranks, options.interval)
         canaries = make_canaries(self.maps, context.rank, local) if options.canary else ()
-        members = tuple(range(ranks))
-        carrier: SliceCarrier = LocalCarrier() if ranks == 1 else GlooCarrier(members, [members], timeout_s=30.0)
-        self.carrier = sabotage(carrier)
+        spare = SpareSlots(
+            [moved_tensors(tensors, canaries[row] if canaries else None) for row, tensors in enumerate(self.tensors)]
+        )
+        self.carrier = sabotage(_carrier(comms.host.moe_ep, spare, is_shared=options.shared_slots))
         self.counters = ReceiptCounters()
         self.gauges: dict[str, float] = {}
         self.live = LivePlacement(
@@ -217,12 +232,7 @@ class RebalanceRig:
             picker=self.picker,
             counters=self.segments,
             ep_rank=context.rank,
-            spare=SpareSlots(
-                [
-                    moved_tensors(tensors, canaries[row] if canaries else None)
-                    for row, tensors in enumerate(self.tensors)
-                ]
-            ),
+            spare=spare,
             canaries=canaries,
         )
         self.manager = EplbManager(

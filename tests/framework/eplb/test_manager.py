@@ -43,11 +43,14 @@ def rebalance_often(context: RankContext, options: RigOptions, times: int) -> li
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize(("max_step_bytes", "shared_votes"), [(40, False), (100_000, False), (100_000, True)])
+@pytest.mark.parametrize("shared_slots", [False, True])
 def test_experts_arrive_whole_and_all_ranks_hold_the_same_maps(
-    ranks: int, max_step_bytes: int, shared_votes: bool, rank_pool: Pool
+    ranks: int, max_step_bytes: int, shared_votes: bool, shared_slots: bool, rank_pool: Pool
 ) -> None:
     times = 2 if max_step_bytes == 40 else 4
-    options = RigOptions(max_step_bytes=max_step_bytes, canary=True, shared_votes=shared_votes)
+    options = RigOptions(
+        max_step_bytes=max_step_bytes, canary=True, shared_votes=shared_votes, shared_slots=shared_slots
+    )
     results = rank_pool(ranks).run(rebalance_often, options, times)
     assert all(result == results[0] for result in results)
     assert results[0][-1] == tuple(shuffled_placement(times).physical_to_logical.flatten().tolist())
@@ -71,7 +74,7 @@ def test_a_switch_refreshes_the_slots_that_changed_and_tells_the_picker(rank_poo
 
 
 def fail_once(
-    context: RankContext, culprit: int, hangs: bool, shared_votes: bool = False
+    context: RankContext, culprit: int, hangs: bool, shared_votes: bool = False, shared_slots: bool = False
 ) -> tuple[list[str], str, int, float]:
     """The second slice of one rank fails or never ends; then everything works."""
 
@@ -81,7 +84,9 @@ def fail_once(
         numbers = frozenset({1})
         return SabotagedCarrier(carrier, hangs=numbers) if hangs else SabotagedCarrier(carrier, fails=numbers)
 
-    options = RigOptions(max_step_bytes=100, late_s=1.5 if hangs else 10.0, shared_votes=shared_votes)
+    options = RigOptions(
+        max_step_bytes=100, late_s=1.5 if hangs else 10.0, shared_votes=shared_votes, shared_slots=shared_slots
+    )
     rig = RebalanceRig(context, options, sabotage=sabotage)
     while len(rig.counters.rebalances) < 2:
         rig.step()
@@ -96,22 +101,25 @@ def fail_once(
     )
 
 
-@pytest.mark.parametrize("shared_votes", [False, True])
+@pytest.mark.parametrize(("shared_votes", "shared_slots"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_failed_transfer_rolls_back_on_all_ranks_and_a_later_attempt_works(
-    culprit: int, shared_votes: bool, rank_pool: Pool
+    culprit: int, shared_votes: bool, shared_slots: bool, rank_pool: Pool
 ) -> None:
     """Pitfalls miles#2605, tokenspeed#1373: success was reported by one side alone."""
-    for outcomes, reason, renewals, counted in rank_pool(2).run(fail_once, culprit, False, shared_votes):
+    for outcomes, reason, renewals, counted in rank_pool(2).run(fail_once, culprit, False, shared_votes, shared_slots):
         assert outcomes == ["rolled_back", "applied"]
         assert f"rank {culprit}: experts of MoE layer row 0: ConnectionError: the cable was pulled" in reason
         assert renewals == 1
         assert counted == 1
 
 
-def test_a_rank_that_is_never_ready_is_given_up_after_a_time_and_a_later_attempt_works(rank_pool: Pool) -> None:
+@pytest.mark.parametrize("shared_slots", [False, True])
+def test_a_rank_that_is_never_ready_is_given_up_after_a_time_and_a_later_attempt_works(
+    shared_slots: bool, rank_pool: Pool
+) -> None:
     """Pitfall vllm#57883: balancing stopped for ever while the server looked healthy."""
-    for outcomes, reason, renewals, _ in rank_pool(2).run(fail_once, 1, True):
+    for outcomes, reason, renewals, _ in rank_pool(2).run(fail_once, 1, True, False, shared_slots):
         assert outcomes == ["rolled_back", "applied"]
         assert "did not arrive in time" in reason
         assert renewals == 1

@@ -13,7 +13,8 @@ from crossdock_attention.attention.triton.kernels.prefill_parts import can_descr
 TOKENS = 128
 """Of a tile: keys and values of two of them, and queries of 128 rows, fill the shared memory of a multiprocessor for MLA."""
 WARPS = 8
-HEAD_DIMS = (64, 128)
+HEAD_DIM = 128
+"""Of keys, without their last part, and of values."""
 REST_DIMS = (0, 64)
 
 
@@ -21,7 +22,7 @@ def runs_ahead(q: torch.Tensor, k: torch.Tensor, k_rest: torch.Tensor, v: torch.
     """Whether the kernel takes these: bf16 on a GPU that it is written for, heads of its sizes, rows that descriptors can reach."""
     if not (q.is_cuda and q.dtype is torch.bfloat16 and is_hopper(q.get_device())):
         return False
-    fits = k.shape[2] in HEAD_DIMS and v.shape[2] in HEAD_DIMS and k_rest.shape[2] in REST_DIMS
+    fits = k.shape[2] == v.shape[2] == HEAD_DIM and k_rest.shape[2] in REST_DIMS
     whole = all(can_describe(part) for part in (k, k_rest, v))
     return (
         fits and whole and q.data_ptr() % 16 == 0 and q.stride(0) % 8 == 0 and q.stride(1) % 8 == 0 and q.stride(2) == 1
