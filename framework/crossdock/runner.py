@@ -7,7 +7,6 @@ import torch
 
 from crossdock.batch_build import HostBatch, build_batch, upload_batch
 from crossdock.choose_tokens import StepChoice, choose, takes_best, with_scores
-from crossdock.decode_graphs import DecodeGraphs
 from crossdock.engine_seams import InFlight
 from crossdock.executor import Executor
 from crossdock.micro_batches import ContextMaker
@@ -15,6 +14,7 @@ from crossdock.observe.recorder import ExpertLoadRecorder
 from crossdock.observe.timeline import Timeline
 from crossdock.scheduled import Scheduled, StepTokens
 from crossdock.split import merge_logits
+from crossdock.step_graphs import StepGraphs
 from crossdock.step_work import StepWork
 from crossdock.types.attention import Attention
 from crossdock.types.comm import GroupComm
@@ -43,7 +43,7 @@ class ModelRunner:
     peers: GroupComm | None = None
     """The attention-TP group, where its ranks need the leader's ids on the device; None for one rank, and at depth 0."""
     eos_token_ids: frozenset[int] = frozenset()
-    graphs: DecodeGraphs | None = None
+    graphs: StepGraphs | None = None
     """Captured decode sizes; None where steps are not captured."""
     overlap: OverlapLimits = attrs.field(factory=OverlapLimits)
     """Where batches are cut in overlapped steps."""

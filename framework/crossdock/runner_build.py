@@ -10,7 +10,6 @@ import torch
 from crossdock.attention import make_attention
 from crossdock.checkpoint import open_checkpoint
 from crossdock.comm import RankComms
-from crossdock.decode_graphs_build import make_decode_graphs
 from crossdock.eplb.build import make_spare_slots
 from crossdock.eplb.spare_slots import SpareSlots
 from crossdock.executor import Executor
@@ -23,6 +22,7 @@ from crossdock.moe_build import make_moe_parts
 from crossdock.observe.recorder import ExpertLoadRecorder
 from crossdock.rank_plan import RankPlan, step_depth
 from crossdock.runner import ModelRunner
+from crossdock.step_graphs_build import make_step_graphs
 from crossdock.strategy import make_strategy
 from crossdock.types.attention import Attention, AttentionSpec
 from crossdock.types.layout import FULL_ROWS
@@ -86,7 +86,7 @@ def build_runner(plan: RankPlan, comms: RankComms, device: torch.device) -> Buil
         overlap=strategy.capabilities.overlap,
         communication_sms=0 if moe is None else moe.dispatcher.capabilities.communication_sms,
     )
-    runner.graphs = make_decode_graphs(plan, runner)
+    runner.graphs = make_step_graphs(plan, runner)
     return BuiltRunner(runner=runner, model=model, kv=kv, memory=memory, moe=moe, recorder=recorder, spare=spare)
 
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from crossdock.errors import LoadFileError
+from crossdock.errors import ConfigValueError, LoadFileError
 from crossdock.placement_io.content import Content, as_array, read_content
 from crossdock.placement_io.placement_files import MAP_KEY
 from crossdock.types.placement import ExpertLoad
@@ -142,6 +142,14 @@ def _logical(physical: Counts, slots: npt.NDArray[np.int64], *, where: str) -> C
     if physical.shape != slots.shape or slots.min(initial=0) < 0:
         raise LoadFileError(
             f"{where}: counts of shape {list(physical.shape)} do not fit a slot map of shape {list(slots.shape)}"
+        )
+    # Looked for here: in the sum over an expert's copies another copy's tokens would hide it. NaN and infinity survive the sum.
+    if (physical < 0).any():
+        layer, slot = (int(axis[0]) for axis in np.nonzero(physical < 0))
+        raise ConfigValueError(
+            [
+                f"{where}: counts are negative, not finite or above 2^53, as {physical[layer, slot]} of layer {layer}, slot {slot}"
+            ]
         )
     num_layers, num_experts = len(slots), int(slots.max(initial=0)) + 1
     if num_experts > slots.shape[1]:

@@ -50,6 +50,7 @@ def say_shared_gpu(plan: RankPlan) -> None:
     launch = plan.config.launch
     if launch.device != "cuda" or launch.ranks_per_gpu == 1 or plan.place.rank != 0:
         return
+    # Where the daemon itself puts its pipes when nothing is said.
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
     if not pipes.exists():
         _LOG.warning(

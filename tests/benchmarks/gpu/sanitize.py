@@ -28,7 +28,7 @@ FILES = (
     "tests/plugins/eplb_algos/_shared/test_water_fill.py",
     "tests/framework/ops/test_fused_ops.py",
     "tests/framework/ops/test_topk_routing.py",
-    "tests/framework/ops/test_unpack_decode.py",
+    "tests/framework/ops/test_unpack_step.py",
     "tests/framework/ops/test_fp8_linear.py",
     "tests/framework/ops/test_quantise_rows.py",
 )

@@ -164,6 +164,19 @@ def test_a_count_that_is_none_is_refused_in_every_form(form: str, count: str) ->
         read_load([form % count])
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        '[{"record_type": "eplb_load_stats", "expert_load": [[-3, 2, 9]], "p2l_map": [[0, 1, 0]]}]',
+        '{"records": [{"forward_pass_id": 0, "rank": 0, "global_physical_count": [[-3, 2, 9]]}],'
+        ' "last_physical_to_logical_map": [[0, 1, 0]]}',
+    ],
+)
+def test_a_negative_count_of_one_copy_is_not_hidden_by_the_tokens_of_another(form: str) -> None:
+    with pytest.raises(ConfigValueError, match=r"negative.*-3\.0 of layer 0, slot 0"):
+        read_load([form])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.uint8, torch.int32])
 def test_counts_of_any_type_of_torch_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
     torch.save({"logical_count": torch.tensor([[3, 5]], dtype=dtype)}, tmp_path / "dump.pt")

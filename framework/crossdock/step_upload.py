@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from crossdock.batch_build import HostBatch
-from crossdock.ops.unpack_decode import pack_decode
+from crossdock.ops.unpack_step import pack_step
 from crossdock.row_mask import live_mask
 from crossdock.types.layout import Layout
 from crossdock.types.parallel import ParallelSizes, RankPlace
@@ -15,7 +15,7 @@ from crossdock.types.step import StepPlan
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class DecodeUpload:
+class StepUpload:
     """Uploads of one micro-batch, at one fixed address on the device."""
 
     packed: torch.Tensor
@@ -29,10 +29,10 @@ class DecodeUpload:
     @staticmethod
     def make(
         length: int, device: torch.device, dispatch_rows: Layout, sizes: ParallelSizes, place: RankPlace
-    ) -> DecodeUpload:
+    ) -> StepUpload:
         """Memory for ``length`` integers, all zero."""
         on_gpu = device.type == "cuda"
-        return DecodeUpload(
+        return StepUpload(
             packed=torch.zeros(length, dtype=torch.int32, device=device),
             # Two, because the copy of one step may still wait for the device when the next one is written.
             staging=[
@@ -63,7 +63,7 @@ class DecodeUpload:
         memory, event = self.staging[0]
         if event is not None:
             event.synchronize()
-        length = pack_decode(rows, pages, padded, logit_rows, plan.bucket, memory.numpy())
+        length = pack_step(rows, pages, padded, logit_rows, plan.bucket, memory.numpy())
         self.packed[:length].copy_(memory[:length], non_blocking=True)
         if event is not None:
             event.record()

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # pyright: basic
-"""Triton kernel of ``unpack_decode``: one program a row."""
+"""Triton kernel of ``unpack_step``: one program a row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["bucket", "dispatch_rows", "num_logits", "columns"])
-def unpack_decode_kernel(
+def unpack_step_kernel(
     # pointers
     packed,
     sampled,

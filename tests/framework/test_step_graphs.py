@@ -17,12 +17,13 @@ import torch
 from crossdock import runner_build
 from crossdock.comm import local_comms
 from crossdock.config import CheckpointConfig, Config, LaunchConfig, PluginChoice, SchedulerConfig
-from crossdock.decode_graphs import Capturer, CudaCapturer, DecodeGraphs
 from crossdock.graph_sizes import bucket_sizes
 from crossdock.rank_plan import plan_rank
 from crossdock.runner import ModelRunner
+from crossdock.step_graphs import Capturer, CudaCapturer, StepGraphs
 from crossdock.step_work import SequenceRows, StepWork
 from crossdock.testing.random_models import write_random_model
+from crossdock.testing.repeat_capture import Repeater
 from crossdock.types.attention import AttentionSpec
 from crossdock.types.model import ForwardContext
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
@@ -37,18 +38,6 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 BUCKET, PREFILL_BUCKET, PAGE_TOKENS = 3, 9, 4
 TOLERANCE = 3e-2 if ON_GPU else 1e-5
 """fp32: the same kernels on padded rows; bf16: another tile may sum in another order."""
-
-
-class Repeater:
-    """Repeats the computation: what it reads beside its fixed tensors would show as a wrong result only if it changed."""
-
-    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        result = compute()
-
-        def replay() -> None:
-            result.copy_(compute())
-
-        return replay, result
 
 
 @pytest.fixture(params=[False, True], ids=["sequential", "two_batch"])
@@ -75,8 +64,8 @@ def runner(two_ways: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
     return runner_build.build_runner(plan_rank(config, 0), local_comms(), DEVICE).runner
 
 
-def graphs_of(runner: ModelRunner, two_ways: bool, capturer: Capturer | None = None) -> DecodeGraphs:
-    graphs = DecodeGraphs(
+def graphs_of(runner: ModelRunner, two_ways: bool, capturer: Capturer | None = None) -> StepGraphs:
+    graphs = StepGraphs(
         executor=runner.executor,
         attention=runner.attention,  # type: ignore[arg-type]
         sizes=runner.sizes,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 import structlog
 import torch
 
-from crossdock.decode_graphs import CudaCapturer, DecodeGraphs
 from crossdock.graph_sizes import captured_prefill_rows, captured_rows, overlapped_rows
 from crossdock.padding import make_padding
+from crossdock.step_graphs import CudaCapturer, StepGraphs
 from crossdock.types.step import DispatchMode
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ _LOG = structlog.get_logger("crossdock")
 
 
 @torch.inference_mode()
-def make_decode_graphs(plan: RankPlan, runner: ModelRunner) -> DecodeGraphs | None:
+def make_step_graphs(plan: RankPlan, runner: ModelRunner) -> StepGraphs | None:
     """The graphs of ``captured_rows``, ready to replay; None where there are none. Collective: every rank captures the same sizes."""
     sizes = captured_rows(plan)
     if not sizes:
         return None
     policy = plan.selection.plugin("padding")
     modes = plan.selection.plugin("dispatcher").capabilities.modes if plan.info.moe is not None else frozenset()
-    graphs = DecodeGraphs(
+    graphs = StepGraphs(
         executor=runner.executor,
         # ``captured_rows`` is empty unless the backend can be captured.
         attention=cast("CapturableAttention", runner.attention),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from crossdock.ops.unpack_decode_torch import unpack_decode_torch
+from crossdock.ops.unpack_step_torch import unpack_step_torch
 
 HEADER_INTS = 1
 """The width of the page rows."""
@@ -18,7 +18,7 @@ ROW_FIELDS = 6
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class DecodeTensors:
+class StepTensors:
     """Static tensors of one bucket of b rows; r rows reach the dispatcher."""
 
     input_ids: torch.Tensor
@@ -42,7 +42,7 @@ def packed_ints(bucket: int, dispatch_rows: int, logit_rows: int, page_entries: 
     return HEADER_INTS + ROW_FIELDS * bucket + dispatch_rows + logit_rows + page_entries
 
 
-def pack_decode(
+def pack_step(
     rows: npt.NDArray[np.int32],
     page_table: npt.NDArray[np.int32],
     padded_rows: npt.NDArray[np.bool_],
@@ -73,22 +73,22 @@ def pack_decode(
     return at
 
 
-def unpack_decode(packed: torch.Tensor, sampled: torch.Tensor, to: DecodeTensors) -> None:
+def unpack_step(packed: torch.Tensor, sampled: torch.Tensor, to: StepTensors) -> None:
     """Fills ``to`` from ``packed`` [>= packed_ints] int32 and ``sampled`` [most] int64; nothing is read by the host."""
     if not packed.is_cuda:
-        unpack_decode_torch(packed, sampled, to)
+        unpack_step_torch(packed, sampled, to)
         return
-    unpack_decode_fused(packed, sampled, to)
+    unpack_step_fused(packed, sampled, to)
 
 
-def unpack_decode_fused(packed: torch.Tensor, sampled: torch.Tensor, to: DecodeTensors) -> None:
-    """The kernel's form of ``unpack_decode``."""
+def unpack_step_fused(packed: torch.Tensor, sampled: torch.Tensor, to: StepTensors) -> None:
+    """The kernel's form of ``unpack_step``."""
     # Imported at the first call: CPU installations have no triton.
-    from crossdock.ops.unpack_decode_triton import unpack_decode_kernel
+    from crossdock.ops.unpack_step_triton import unpack_step_kernel
 
     bucket, columns = to.page_table.shape
     dispatch_rows = to.padded_rows.shape[0]
-    launch: Any = unpack_decode_kernel
+    launch: Any = unpack_step_kernel
     launch[(max(bucket, dispatch_rows),)](
         packed,
         sampled,

@@ -1,4 +1,4 @@
-"""The readable form of ``unpack_decode``."""
+"""The readable form of ``unpack_step``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from crossdock.ops.unpack_decode import DecodeTensors
+    from crossdock.ops.unpack_step import StepTensors
 
 
-def unpack_decode_torch(packed: torch.Tensor, sampled: torch.Tensor, to: DecodeTensors) -> None:
-    """See ``unpack_decode``."""
+def unpack_step_torch(packed: torch.Tensor, sampled: torch.Tensor, to: StepTensors) -> None:
+    """See ``unpack_step``."""
     bucket, dispatch_rows = to.input_ids.shape[0], to.padded_rows.shape[0]
     width = int(packed[0])
     ids, sources, positions, slots, lengths, sequences = (

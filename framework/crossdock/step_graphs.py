@@ -16,14 +16,14 @@ import attrs
 import torch
 
 from crossdock.batch_build import HostBatch
-from crossdock.decode_upload import DecodeUpload
 from crossdock.dispatch_layout import dispatch_step
 from crossdock.executor import Executor
 from crossdock.micro_batches import sm_budget
 from crossdock.observe.recorder import ExpertLoadRecorder
-from crossdock.ops.unpack_decode import DecodeTensors, packed_ints, unpack_decode
+from crossdock.ops.unpack_step import StepTensors, packed_ints, unpack_step
 from crossdock.row_mask import rows_in
 from crossdock.split_point import child_plans
+from crossdock.step_upload import StepUpload
 from crossdock.types.attention import CapturableAttention
 from crossdock.types.batch import ForwardBatch
 from crossdock.types.layout import Layout
@@ -70,12 +70,12 @@ class _Pass:
     replay: Callable[[], None]
     logits: torch.Tensor
     """[rows of the first micro-batch and of the next, V] float32; with prompt tokens as many as can be sampled."""
-    parts: Sequence[tuple[ForwardContext, DecodeTensors]]
+    parts: Sequence[tuple[ForwardContext, StepTensors]]
     """A graph knows addresses only: who has it must keep what it reads."""
 
 
 @attrs.define(kw_only=True, eq=False)
-class DecodeGraphs:
+class StepGraphs:
     """The captured sizes of one rank."""
 
     executor: Executor
@@ -96,7 +96,7 @@ class DecodeGraphs:
     """SMs that the dispatcher's kernels use."""
     recorder: ExpertLoadRecorder | None = None
     """Counts loads inside the captured passes."""
-    _uploads: tuple[DecodeUpload, ...] = attrs.field(default=(), init=False)
+    _uploads: tuple[StepUpload, ...] = attrs.field(default=(), init=False)
     """One a micro-batch; all buckets share them."""
     _passes: dict[tuple[int, bool], _Pass] = attrs.field(factory=dict["tuple[int, bool]", "_Pass"], init=False)
     """By rows and by whether the step overlaps."""
@@ -118,7 +118,7 @@ class DecodeGraphs:
         sequences = max(max(captured_rows), self.sampled.shape[0])
         length = packed_ints(most, dispatch_rows, self._num_logits(most), sequences * self._columns)
         self._uploads = tuple(
-            DecodeUpload.make(length, self.device, self.dispatch_rows, self.sizes, self.place) for _ in range(2)
+            StepUpload.make(length, self.device, self.dispatch_rows, self.sizes, self.place) for _ in range(2)
         )
         for rows in sorted(prefill_rows, reverse=True):
             self._prefill_passes[rows] = self._capture(self._plan(rows, ForwardMode.PREFILL))
@@ -161,7 +161,7 @@ class DecodeGraphs:
 
         def compute() -> torch.Tensor:
             for upload, (_, tensors) in zip(self._uploads, parts, strict=False):
-                unpack_decode(upload.packed, self.sampled, tensors)
+                unpack_step(upload.packed, self.sampled, tensors)
             first, *others = self.executor.run([context for context, _ in parts])
             if others:
                 return torch.cat((first, *others))
@@ -175,7 +175,7 @@ class DecodeGraphs:
             self.recorder.end_capture()
         return _Pass(replay=replay, logits=logits, parts=parts)
 
-    def _part(self, plan: StepPlan, slot: int, budget: int | None) -> tuple[ForwardContext, DecodeTensors]:
+    def _part(self, plan: StepPlan, slot: int, budget: int | None) -> tuple[ForwardContext, StepTensors]:
         """One micro-batch's context and the tensors in it that each step fills."""
         assert plan.bucket is not None, "only buckets are captured"
         batch = self._batch(plan.bucket, plan)
@@ -195,7 +195,7 @@ class DecodeGraphs:
             slot=slot,
             sm_budget=budget,
         )
-        return context, DecodeTensors(
+        return context, StepTensors(
             input_ids=batch.input_ids,
             positions=batch.positions,
             kv_slots=batch.kv_slots,

@@ -14,12 +14,13 @@ import pytest
 import torch
 from crossdock import runner_build
 from crossdock.config import CheckpointConfig, Config, ParallelConfig, SchedulerConfig
-from crossdock.decode_graphs import DecodeGraphs
 from crossdock.padding import padded_tokens
 from crossdock.rank_plan import plan_rank
 from crossdock.runner import ModelRunner
+from crossdock.step_graphs import StepGraphs
 from crossdock.step_work import SequenceRows, StepWork
 from crossdock.testing.random_models import write_random_model
+from crossdock.testing.repeat_capture import Repeater
 from crossdock.types.attention import AttentionSpec
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
 from crossdock_attention.attention.triton.attention import TritonAttention
@@ -62,20 +63,8 @@ def step_plan(works: list[StepWork], bucket: int | None, attn_tp: int) -> StepPl
     )
 
 
-class Repeater:
-    """Repeats the computation."""
-
-    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        result = compute()
-
-        def replay() -> None:
-            result.copy_(compute())
-
-        return replay, result
-
-
-def graphs_of(runner: ModelRunner) -> DecodeGraphs:
-    graphs = DecodeGraphs(
+def graphs_of(runner: ModelRunner) -> StepGraphs:
+    graphs = StepGraphs(
         executor=runner.executor,
         attention=runner.attention,  # type: ignore[arg-type]
         sizes=runner.sizes,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -26,13 +25,14 @@ from crossdock.config import (
     RecorderConfig,
     SchedulerConfig,
 )
-from crossdock.decode_graphs import CudaCapturer, DecodeGraphs
 from crossdock.location import overwrite_layer
 from crossdock.rank_plan import plan_rank
 from crossdock.runner import ModelRunner
 from crossdock.runner_build import BuiltRunner
+from crossdock.step_graphs import CudaCapturer, StepGraphs
 from crossdock.step_work import PENDING, SequenceRows, StepWork
 from crossdock.testing.random_models import write_random_model
+from crossdock.testing.repeat_capture import Repeater
 from crossdock.types.attention import Attention, AttentionSpec
 from crossdock.types.placement import Placement
 from crossdock.types.step import DispatchMode, ForwardMode, PaddingMode, StepPlan
@@ -54,18 +54,6 @@ SHAPE = {"num_hidden_layers": 2, "num_experts": 8, "hidden_size": 64, "moe_inter
 """Sizes that every kernel takes."""
 SLOTS = 10
 """Physical experts of the tiny models' 8."""
-
-
-class Repeater:
-    """Runs the pass again, operation by operation."""
-
-    def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        result = compute()
-
-        def replay() -> None:
-            result.copy_(compute())
-
-        return replay, result
 
 
 @pytest.fixture
@@ -95,8 +83,8 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltRunner:
     return runner_build.build_runner(plan_rank(config, 0), local_comms(), DEVICE)
 
 
-def graphs_of(runner: ModelRunner, *, is_captured: bool) -> DecodeGraphs:
-    graphs = DecodeGraphs(
+def graphs_of(runner: ModelRunner, *, is_captured: bool) -> StepGraphs:
+    graphs = StepGraphs(
         executor=runner.executor,
         attention=runner.attention,  # type: ignore[arg-type]
         sizes=runner.sizes,
@@ -191,7 +179,7 @@ def plan_of(work: StepWork, step: int) -> StepPlan:
     )
 
 
-def logits(runner: ModelRunner, graphs: DecodeGraphs, work: StepWork, step: int) -> torch.Tensor:
+def logits(runner: ModelRunner, graphs: StepGraphs, work: StepWork, step: int) -> torch.Tensor:
     runner.graphs = graphs
     plan = plan_of(work, step)
     return runner.launch(plan, runner.build(work, plan), None, is_counted=True).logits.clone()

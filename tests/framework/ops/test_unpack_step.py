@@ -7,13 +7,13 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
-from crossdock.ops.unpack_decode import (
-    DecodeTensors,
-    pack_decode,
+from crossdock.ops.unpack_step import (
+    StepTensors,
+    pack_step,
     packed_ints,
-    unpack_decode_fused,
+    unpack_step_fused,
 )
-from crossdock.ops.unpack_decode_torch import unpack_decode_torch
+from crossdock.ops.unpack_step_torch import unpack_step_torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STALE = 77
@@ -23,11 +23,11 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def tensors(bucket: int, dispatch_rows: int, num_logits: int, columns: int) -> DecodeTensors:
+def tensors(bucket: int, dispatch_rows: int, num_logits: int, columns: int) -> StepTensors:
     def full(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.full(shape, STALE, dtype=dtype, device=DEVICE)
 
-    return DecodeTensors(
+    return StepTensors(
         input_ids=full(bucket, dtype=torch.int64),
         positions=full(bucket, dtype=torch.int64),
         kv_slots=full(bucket, dtype=torch.int64),
@@ -52,7 +52,7 @@ def packed_step(
     logit_rows = draw.integers(0, bucket, num_logits).astype(np.int32)
     length = packed_ints(bucket, dispatch_rows, num_logits, pages.size)
     out = np.full(length + 3, STALE, dtype=np.int32)
-    assert pack_decode(rows, pages, padded, logit_rows, bucket, out) == length
+    assert pack_step(rows, pages, padded, logit_rows, bucket, out) == length
     assert (out[length:] == STALE).all()
     sampled = torch.arange(5000, 5000 + bucket, device=DEVICE)
     return torch.from_numpy(out).to(DEVICE), sampled, (rows, pages, padded, logit_rows)
@@ -68,7 +68,7 @@ def test_what_was_packed_is_there_and_pending_ids_come_from_the_step_before(
 ) -> None:
     packed, sampled, (rows, pages, padded, logit_rows) = packed_step(bucket, live, width, dispatch_rows, num_logits)
     to = tensors(bucket, dispatch_rows, num_logits, 140)
-    unpack_decode_torch(packed.cpu(), sampled.cpu(), to)
+    unpack_step_torch(packed.cpu(), sampled.cpu(), to)
     ids = [5000 + source if token < 0 else token for token, source in zip(rows[0], rows[1], strict=True)]
     rest = [0] * (bucket - live)
     assert to.input_ids.tolist() == ids + rest
@@ -86,7 +86,7 @@ def test_what_was_packed_is_there_and_pending_ids_come_from_the_step_before(
 def test_the_kernel_does_the_same(bucket: int, live: int, width: int, dispatch_rows: int, num_logits: int) -> None:
     packed, sampled, _ = packed_step(bucket, live, width, dispatch_rows, num_logits)
     want, got = (tensors(bucket, dispatch_rows, num_logits, 140) for _ in range(2))
-    unpack_decode_torch(packed, sampled, want)
-    unpack_decode_fused(packed, sampled, got)
+    unpack_step_torch(packed, sampled, want)
+    unpack_step_fused(packed, sampled, got)
     for name in ("input_ids", "positions", "kv_slots", "seq_lens", "page_table", "padded_rows", "logit_rows"):
         assert torch.equal(getattr(got, name), getattr(want, name)), name
