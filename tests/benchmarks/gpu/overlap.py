@@ -4,10 +4,11 @@
 
 Prefill: a forward pass of 4,096 and of 16,384 tokens a rank, sequential, with shared experts in a stream of their own (``single_batch``), and in two
 micro-batches, over the link as it is and over one that holds transfers to 50 GB/s. The ceiling is made of the same run's stage times: both halves
-one after the other, so that nothing hides (their computation, at their size), plus the multiprocessors that transfers take, plus what of the
-transfers is longer than all computation. Decode: 128 tokens a rank at context 1,024, both ways captured.
+without their transfers ("hidden": what arrived in another pass is there at once, so their products have their size and the device does not rest),
+plus the multiprocessors that transfers take, or the transfers where they are longer. Decode: 128 tokens a rank at context 1,024, both ways captured.
 
-Passes are timed by events from their first operation to their last; the slowest rank counts. Both ways take turns.
+Passes are timed by events from their first operation to their last; the slowest rank counts. Ways take turns of a few passes each, of which the
+first does not count: the clock of a device follows what it has just done.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from crossdock.executor import Executor
 from crossdock.observe.rank_waits import rank_waits
 from crossdock.observe.span_shares import SpanShares, span_shares
 from crossdock.observe.timeline import Timeline, clock_of
+from crossdock.observe.trace_files import write_trace
 from crossdock.overlap_decision import OverlapRules, decide_overlap
 from crossdock.overlap_gate import OverlapGate
 from crossdock.rank_plan import plan_rank
-from crossdock.step_work import SequenceRows, StepWork
+from crossdock.step_work import StepWork
 from crossdock.strategy import make_strategy
 from crossdock.types.observer import Span
 from crossdock.types.step import DispatchMode, PaddingMode, StepPlan, StepRecord
@@ -46,9 +48,8 @@ from held_link import HeldDispatcher, Link
 from overlap_arguments import arguments_of_call
 from overlap_shape import SHAPE, TINY
 from overlap_stages import Halves, communication_ms, waits_by_operation
-
-PAGE = 64
-HELD_BYTES_PER_US = 50_000.0
+from overlap_work import PAGE, decode_work, prefill_work
+from recorded_transfers import RecordedDispatcher, Recording
 
 
 class Bench:
@@ -60,7 +61,12 @@ class Bench:
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.is_cuda else torch.device("cpu")
         self.rows = [int(rows) for rows in arguments.rows.split(",") if rows]
         self.decode_rows, self.context = arguments.decode_rows, arguments.context
-        self.repeats = arguments.repeats
+        self.repeats, self.in_a_row = arguments.repeats, arguments.in_a_row
+        self.ways = {"sequential": False, "single_batch": False, "two_batch": True, "halves": True, "hidden": True}
+        """Whether a step of each way is cut; "halves" one after the other, "hidden" without their transfers."""
+        if arguments.short:
+            del self.ways["single_batch"]
+        self.traces = Path(arguments.traces) if arguments.traces else None
         most = max(*self.rows, self.decode_rows, 1)
         config = Config(
             checkpoint=CheckpointConfig(
@@ -84,11 +90,11 @@ class Bench:
         )
         plan = plan_rank(config, self.rank)
         self.comms = create_comms(plan.sizes, self.rank, arguments.device)
-        self.link = Link(self.device)
+        self.link, self.recording = Link(self.device), Recording()
         self.most_sms = self.communication_sms = 0
         if self.is_cuda:
             self.most_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-            self._holds_links(SHAPE["hidden_size"] * 2)
+        self._wraps_dispatchers(SHAPE["hidden_size"] * 2)
         # One size is enough here.
         graph_sizes.bucket_sizes = lambda most, multiple: (most,)
         built = runner_build.build_runner(plan, self.comms, self.device)
@@ -97,7 +103,7 @@ class Bench:
         self.timeline = self.runner.timeline = Timeline(rank=self.rank, clock=clock_of(self.device), times_passes=True)
         strategies: dict[str, Strategy] = {name: make_strategy(name, {}) for name in ("sequential", "single_batch")}
         strategies["two_batch"] = make_strategy("two_batch", {"lends_sms": not arguments.keep_sms})
-        strategies["halves"] = Halves(not arguments.keep_sms)
+        strategies["halves"] = strategies["hidden"] = Halves(not arguments.keep_sms)
         self.executors = {name: Executor(built.model, one) for name, one in strategies.items()}
         self.takes_budget = arguments.experts in ("deep_gemm", "triton") and not arguments.keep_sms
         self.step = 0
@@ -106,52 +112,21 @@ class Bench:
         self.logits = torch.empty(0)
         """Of the last pass."""
 
-    def _holds_links(self, row_bytes: int) -> None:
+    def _wraps_dispatchers(self, row_bytes: int) -> None:
         make = runner_build.make_moe_parts
 
-        def held(*arguments: Any, **named: Any) -> Any:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
             parts = make(*arguments, **named)
-            return attrs.evolve(parts, dispatcher=HeldDispatcher(parts.dispatcher, self.link, self.world, row_bytes))
+            held = (
+                HeldDispatcher(parts.dispatcher, self.link, self.world, row_bytes) if self.is_cuda else parts.dispatcher
+            )
+            return attrs.evolve(parts, dispatcher=RecordedDispatcher(held, self.recording))
 
-        runner_build.make_moe_parts = held
+        runner_build.make_moe_parts = wrapped
 
     def slowest(self, value: float) -> float:
         """Of all ranks."""
         return float(self.comms.host.world.all_gather(torch.tensor([value], dtype=torch.float64)).max())
-
-    def prefill(self, rows: int) -> StepWork:
-        """Sequences of up to 2,048 rows from position 0."""
-        length = min(rows, 2048)
-        pages = -(-length // PAGE)
-        generator = torch.Generator().manual_seed(self.rank)
-        ids = torch.randint(0, 100, (rows // length, length), generator=generator).tolist()
-        return StepWork(
-            sequences=tuple(
-                SequenceRows(
-                    tokens=tuple(row),
-                    start=0,
-                    pages=tuple(range(1 + number * pages, 1 + (number + 1) * pages)),
-                    num_logit_rows=1,
-                )
-                for number, row in enumerate(ids)
-            )
-        )
-
-    def decode(self) -> StepWork:
-        """One row each of sequences at the same position."""
-        pages = -(-self.context // PAGE)
-        return StepWork(
-            sequences=tuple(
-                SequenceRows(
-                    tokens=(number % 100,),
-                    start=self.context - 1,
-                    pages=tuple(range(1 + number * pages, 1 + (number + 1) * pages)),
-                    num_logit_rows=1,
-                    is_decode=True,
-                )
-                for number in range(self.decode_rows)
-            )
-        )
 
     def plan(self, work: StepWork, *, overlap: bool, bucket: int | None = None) -> StepPlan:
         self.step += 1
@@ -173,6 +148,7 @@ class Bench:
     def run(self, name: str, work: StepWork, *, overlap: bool, bucket: int | None = None) -> float:
         """Seconds of one pass on this rank."""
         self.runner.executor = self.executors[name]
+        self.recording.begin("replay" if name == "hidden" else "pass on")
         plan = self.plan(work, overlap=overlap, bucket=bucket)
         batch = self.runner.build(work, plan)
         if self.is_cuda:
@@ -185,19 +161,26 @@ class Bench:
         return self.timeline.last_pass.seconds()
 
     def compared(self, ways: dict[str, bool], work: StepWork, bucket: int | None = None) -> dict[str, dict[str, float]]:
-        """Milliseconds of each way, in turn; ``ways``: executor -> whether the step overlaps."""
+        """Milliseconds of each way, in turns of a few passes; ``ways``: executor -> whether the step overlaps."""
         times: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(self.repeats + 2):
-            for name, overlap in ways.items():
-                took_s = self.slowest(
-                    self.run(name if bucket is None else "two_batch", work, overlap=overlap, bucket=bucket)
-                )
-                if turn >= 2:
+        for turn, (name, overlap) in itertools.product(range(self.repeats + 1), ways.items()):
+            for place in range(self.in_a_row):
+                executor = name if bucket is None else "two_batch"
+                took_s = self.slowest(self.run(executor, work, overlap=overlap, bucket=bucket))
+                if turn and place:
                     times[name].append(1e3 * took_s)
         return {
             name: {"ms": round(statistics.median(found), 3), "min": round(min(found), 3), "max": round(max(found), 3)}
             for name, found in times.items()
         }
+
+    def record(self, work: StepWork) -> None:
+        """What arrives in halves, for passes whose transfers are hidden."""
+        self.recording.begin("record")
+        self.runner.executor = self.executors["halves"]
+        plan = self.plan(work, overlap=True)
+        in_flight = self.runner.launch(plan, self.runner.build(work, plan), None, is_counted=False)
+        self.runner.collect(in_flight)
 
     def difference(self, work: StepWork, bucket: int | None = None) -> float:
         """Largest difference of logits of both ways, relative to the largest logit."""
@@ -246,48 +229,58 @@ class Bench:
 
     def prefill_results(self, rows: int) -> dict[str, Any]:
         """Everything about one size over the link as it is now."""
-        work = self.prefill(rows)
-        ways = {"sequential": False, "single_batch": False, "two_batch": True, "halves": True}
-        results: dict[str, Any] = dict(self.compared(ways, work))
-        spans = {name: self.spans(name, work, overlap=overlap) for name, overlap in ways.items()}
+        work = prefill_work(rows, self.rank)
+        self.record(work)
+        timed = {name: overlap for name, overlap in self.ways.items() if name != "halves"}
+        results: dict[str, Any] = dict(self.compared(timed, work))
+        spans = {name: self.spans(name, work, overlap=overlap) for name, overlap in self.ways.items()}
+        self._write_traces(f"{rows}_{self.link.bytes_per_us:.0f}", spans)
         stages = {name: span_shares(found) for name, found in spans.items()}
-        halves, exposed = stages["halves"], {name: communication_ms(one) for name, one in stages.items()}
-        compute_ms = halves.wall_us / 1e3 - exposed["halves"]
-        waits = {name: self.rank_waits(found) for name, found in spans.items()}
+        exposed = {name: communication_ms(one) for name, one in stages.items()}
+        waits = {name: self.rank_waits(found) for name, found in spans.items() if name != "hidden"}
+        waited_ms = waits["halves"][self.rank] if waits["halves"] is not None else 0.0
+        transfer_ms = exposed["halves"] - waited_ms
         # Transfers take multiprocessors while they run, not while a link holds them. With a budget the experts' own times show what is lent to
         # the half of them that runs beside experts; the other half runs beside attention.
         if self.link.bytes_per_us == 0.0:
-            waited_ms = waits["halves"][self.rank] if waits["halves"] is not None else 0.0
-            self.transfer_ms[rows] = exposed["halves"] - waited_ms
+            self.transfer_ms[rows] = transfer_ms
         lent = self.communication_sms / self.most_sms * (0.5 if self.takes_budget else 1.0) if self.is_cuda else 0.0
-        lent_ms = self.transfer_ms.get(rows, exposed["halves"]) * lent
-        ceiling_ms = self.slowest(max(compute_ms + lent_ms, exposed["halves"]))
+        lent_ms = self.transfer_ms.get(rows, transfer_ms) * lent
+        ceiling_ms = max(results["hidden"]["ms"] + self.slowest(lent_ms), self.slowest(transfer_ms))
         sequential_ms, two_batch_ms = results["sequential"]["ms"], results["two_batch"]["ms"]
-        results |= {
+        gain_ms = sequential_ms - ceiling_ms
+        return results | {
             "difference": self.difference(work),
             "ceiling_ms": round(ceiling_ms, 3),
-            "lent_ms of each rank": self.everyone(lent_ms),
             "ratio": round(sequential_ms / two_batch_ms, 4),
             "ceiling_ratio": round(sequential_ms / ceiling_ms, 4),
-            "single_batch_ratio": round(sequential_ms / results["single_batch"]["ms"], 4),
-            "gain_share": round((sequential_ms - two_batch_ms) / (sequential_ms - ceiling_ms), 3)
-            if sequential_ms > ceiling_ms
-            else None,
-            "exposed_ms": {name: round(one, 3) for name, one in exposed.items()},
-            "wait_ms": {name: waits_by_operation(found) for name, found in spans.items()},
-            "waits for the slower rank, ms of each rank": {
-                name: self.rank_waits(found) for name, found in spans.items()
-            },
+            "gain_share": round((sequential_ms - two_batch_ms) / gain_ms, 3) if gain_ms > 0 else None,
+            "lent_ms of each rank": self.everyone(lent_ms),
+            "transfers, ms of each rank": self.everyone(transfer_ms),
             "exposed_ms of each rank": {name: self.everyone(one) for name, one in exposed.items()},
+            "waits for the slower rank, ms of each rank": waits,
             "compute_ms of each rank": {
                 name: self.everyone(one.wall_us / 1e3 - exposed[name]) for name, one in stages.items()
             },
+            "wait_ms": {name: waits_by_operation(found) for name, found in spans.items()},
             "stage_ms": {
                 name: {category: round(us / 1e3, 2) for category, us in sorted(one.category_us.items())}
                 for name, one in stages.items()
             },
         }
-        return results
+
+    def _write_traces(self, name: str, spans: dict[str, tuple[Span, ...]]) -> None:
+        for way, found in spans.items() if self.traces is not None else ():
+            write_trace(self.traces / f"{name}_{way}_rank{self.rank}.json", self.rank, found)
+
+    def kernels(self, rows: int) -> None:
+        """What the device ran in an overlapped pass, stream by stream, as a trace of torch's profiler."""
+        work = prefill_work(rows, self.rank)
+        self.run("two_batch", work, overlap=True)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            self.run("two_batch", work, overlap=True)
+        assert self.traces is not None
+        profiler.export_chrome_trace(str(self.traces / f"{rows}_kernels_rank{self.rank}.json.gz"))
 
     def gated(self, work: StepWork, bucket: int | None = None, steps: int = 14) -> dict[str, Any]:
         """What the gate makes of such steps: reasons, and the time of the last ones beside sequential."""
@@ -354,26 +347,28 @@ def main() -> None:
     pauses = [float(pause) for pause in arguments.pauses_ms.split(",") if pause]
     for pause_ms, rows in itertools.product(pauses, bench.rows):
         run(
-            f"prefill {rows}, {pause_ms} ms apart", lambda rows=rows, ms=pause_ms: bench.paused(bench.prefill(rows), ms)
+            f"prefill {rows}, {pause_ms} ms apart",
+            lambda rows=rows, ms=pause_ms: bench.paused(prefill_work(rows, bench.rank), ms),
         )
     for rows in () if pauses else bench.rows:
         run(f"prefill {rows}", lambda rows=rows: bench.prefill_results(rows))
-        run(f"prefill {rows}, gate", lambda rows=rows: bench.gated(bench.prefill(rows)))
+        run(f"prefill {rows}, gate", lambda rows=rows: bench.gated(prefill_work(rows, bench.rank)))
     if arguments.decode_rows and is_cuda and not pauses:
-        work, bucket = bench.decode(), arguments.decode_rows
+        work, bucket = decode_work(bench.decode_rows, bench.context), arguments.decode_rows
         ways = {"sequential": False, "two_batch": True}
         run("decode difference", lambda: bench.difference(work, bucket))
         run("decode", lambda: bench.compared(ways, work, bucket))
         run("decode, gate", lambda: bench.gated(work, bucket))
-    if is_cuda and not pauses:
-        bench.link.open(HELD_BYTES_PER_US)
-        size = HELD_BYTES_PER_US * 2000
-        run(
-            "ms of a transfer held to 2", lambda: [round(1e3 * took_s, 3) for took_s in bench.link.seconds(round(size))]
-        )
+    for rows in bench.rows if arguments.kernels else ():
+        run(f"kernels {rows}", lambda rows=rows: bench.kernels(rows))
+    if is_cuda and not pauses and arguments.held_gbps:
+        held = f"at {arguments.held_gbps:g} GB/s"
+        bench.link.open(1e3 * arguments.held_gbps)
+        size = round(2e6 * arguments.held_gbps)
+        run("ms of a transfer held to 2", lambda: [round(1e3 * took_s, 3) for took_s in bench.link.seconds(size)])
         for rows in bench.rows:
-            run(f"prefill {rows} at 50 GB/s", lambda rows=rows: bench.prefill_results(rows))
-            run(f"prefill {rows} at 50 GB/s, gate", lambda rows=rows: bench.gated(bench.prefill(rows), steps=8))
+            run(f"prefill {rows} {held}", lambda rows=rows: bench.prefill_results(rows))
+            run(f"prefill {rows} {held}, gate", lambda rows=rows: bench.gated(prefill_work(rows, bench.rank), steps=8))
     dist.barrier()
     dist.destroy_process_group()
 
