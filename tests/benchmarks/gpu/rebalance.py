@@ -47,12 +47,16 @@ def on_gpu(
 ) -> Config:
     return attrs.evolve(
         config,
-        launch=LaunchConfig(device=options.device),
+        launch=LaunchConfig(device=options.device, ranks_per_gpu=_ranks_per_gpu(options)),
         eplb=attrs.evolve(eplb, transport=options.transport),
         **backends,
         eplb_algo=PluginChoice(name="global"),
         expert_location=PluginChoice(name=picker),
     )
+
+
+def _ranks_per_gpu(options: argparse.Namespace) -> int:
+    return 2 if options.shared_gpu else 1
 
 
 def equality(context: RankContext, folder: Path, options: argparse.Namespace, dispatcher: str, picker: str) -> Any:
@@ -114,7 +118,7 @@ def run_rank(options: argparse.Namespace) -> None:
     """All parts on one rank; results to a file."""
     folder = Path(options.folder)
     sizes = resolve_sizes(ranks=2, attn_dp_size=2)
-    take_device(options.device, options.rank)
+    take_device(options.device, options.rank, _ranks_per_gpu(options))
     store = FileStore(str(folder / "store"), 2)
     join_process_group(rank=options.rank, ranks=2, store=store, device_type=options.device, timeout_s=60.0)
     comms = create_comms(sizes, options.rank, options.device)
@@ -185,6 +189,11 @@ def main() -> None:
     parser.add_argument("--picker", default="dynamic")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--device", default="cuda", help="cpu only to try the script")
+    parser.add_argument(
+        "--shared-gpu",
+        action="store_true",
+        help="both ranks on one GPU, under MPS: CPU time and logits count, durations are not those of two GPUs",
+    )
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
