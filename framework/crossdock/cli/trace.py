@@ -44,7 +44,9 @@ def summary(
     spans: dict[int, tuple[Span, ...]] = {}
     for file in files:
         for rank, found in read_trace(file).items():
-            spans[rank] = (*spans.get(rank, ()), *(span for span in found if step in (None, span.step)))
+            chosen = (span for span in found if step in (None, span.step))
+            # A profile and the observer may have kept the same passes.
+            spans[rank] = tuple(dict.fromkeys((*spans.get(rank, ()), *chosen)))
     if not any(spans.values()):
         raise UsageError(
             f"{', '.join(map(str, files))}: no timed operation" + ("" if step is None else f" of step {step}")

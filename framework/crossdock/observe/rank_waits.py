@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from crossdock.observe.span_shares import transfers
+from crossdock.observe.span_shares import pass_ends, transfers
 from crossdock.types.observer import Span
 
 
@@ -45,15 +45,6 @@ def _is_one_clock(spans: Mapping[int, Sequence[Span]]) -> bool:
     """Passes of a step overlap in time on all ranks that have it."""
     passes: dict[int, list[tuple[float, float]]] = {}
     for own in spans.values():
-        for step, (begin, end) in _passes(own).items():
+        for step, (begin, end) in pass_ends(own).items():
             passes.setdefault(step, []).append((begin, end))
     return all(max(begin for begin, _ in found) <= min(end for _, end in found) for found in passes.values())
-
-
-def _passes(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
-    found: dict[int, tuple[float, float]] = {}
-    for span in spans:
-        end = span.begin_us + span.duration_us
-        begin, last = found.get(span.step, (span.begin_us, end))
-        found[span.step] = min(begin, span.begin_us), max(last, end)
-    return found

@@ -51,12 +51,9 @@ class SpanShares:
 def span_shares(spans: Iterable[Span]) -> SpanShares:
     """The numbers of one rank's spans."""
     spans = tuple(spans)
-    passes: dict[int, tuple[float, float]] = {}
+    passes = pass_ends(spans)
     category_us: defaultdict[str, float] = defaultdict(float)
     for span in spans:
-        end = span.begin_us + span.duration_us
-        begin, last = passes.get(span.step, (span.begin_us, end))
-        passes[span.step] = min(begin, span.begin_us), max(last, end)
         category_us[span.category] += span.duration_us
     in_flight = exposed = waited = 0.0
     for sent, ended in transfers(spans):
@@ -71,6 +68,16 @@ def span_shares(spans: Iterable[Span]) -> SpanShares:
         exposed_us=exposed,
         waited_us=waited,
     )
+
+
+def pass_ends(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
+    """By step: when the first of one rank's operations begins, and when the last one ends; microseconds."""
+    found: dict[int, tuple[float, float]] = {}
+    for span in spans:
+        end = span.begin_us + span.duration_us
+        begin, last = found.get(span.step, (span.begin_us, end))
+        found[span.step] = min(begin, span.begin_us), max(last, end)
+    return found
 
 
 def transfers(spans: Iterable[Span]) -> Iterator[tuple[Span, Span]]:

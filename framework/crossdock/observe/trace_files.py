@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,9 @@ def _refused(constant: str) -> float:
 def _span(event: Mapping[str, Any]) -> Span:
     lane = int(event["tid"])
     is_beside = lane >= BESIDE_LANES
+    begin_us, duration_us = float(event["ts"]), float(event["dur"])
+    if not (math.isfinite(begin_us) and 0.0 <= duration_us < math.inf):
+        raise ValueError(f"an operation from {begin_us} us for {duration_us} us")
     return Span(
         step=int(event["args"]["step"]),
         micro_batch=lane - BESIDE_LANES * is_beside,
@@ -104,6 +108,6 @@ def _span(event: Mapping[str, Any]) -> Span:
         layer=int(event["args"]["layer"]),
         name=str(event["name"]),
         category=str(event["cat"]),
-        begin_us=float(event["ts"]),
-        duration_us=float(event["dur"]),
+        begin_us=begin_us,
+        duration_us=duration_us,
     )

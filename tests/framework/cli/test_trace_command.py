@@ -52,6 +52,21 @@ def test_each_rank_has_its_numbers(files: list[str], capsys: pytest.CaptureFixtu
     assert rows[0]["bubble"] == pytest.approx(0.2)
 
 
+def test_passes_that_two_files_of_a_rank_hold_count_once(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same file twice, and a profile beside the observer's file."""
+    other = tmp_path / "profile.json"
+    write_trace(other, 0, [*spans(2), *spans(3)])
+    assert main(["trace", "summary", files[0], "--format", "json"]) == 0
+    once = json.loads(capsys.readouterr().out)
+    assert main(["trace", "summary", files[0], files[0], "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == once
+    assert main(["trace", "summary", files[0], str(other), "--format", "json"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert (both[0]["passes"], both[0]["exposed_us"]) == (3, 60.0)
+
+
 def test_waiting_for_the_slower_rank_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = [attrs.evolve(span, begin_us=span.begin_us + 4.0) for span in spans(1)]
     for rank, found in enumerate((spans(1), slow)):

@@ -206,11 +206,15 @@ def test_a_file_whose_writer_was_ended_is_read_as_far_as_it_goes(tmp_path: Path)
 NO_TIME = (
     '[{"name": "x", "cat": "x", "ph": "X", "ts": NaN, "dur": 1, "pid": 0, "tid": 0, "args": {"layer": 0, "step": 0}}]'
 )
+NO_TIMES = [NO_TIME, *(NO_TIME.replace("NaN", text) for text in ("1e999", "-1e999", "null", '"soon"', '"nan"', "[]"))]
+NO_TIMES += [
+    NO_TIME.replace("NaN", "1").replace('"dur": 1', f'"dur": {text}') for text in ("1e999", "-1", '"inf"', "{}")
+]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "no json", '[{"ph": "X", "args": {"layer": 1}}]', "[1]", NO_TIME, '{"traceEvents": null}', "[["],
+    ["", "{}", "no json", '[{"ph": "X", "args": {"layer": 1}}]', "[1]", '{"traceEvents": null}', "[[", *NO_TIMES],
 )
 def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
