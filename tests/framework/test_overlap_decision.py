@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+
 import attrs
 import pytest
+from crossdock import overlap_decision, step
 from crossdock.overlap_decision import OverlapRules, decide_overlap
 from crossdock.types.step import DispatchMode, ForwardMode, StepRecord, TrialWay
 from crossdock.types.strategy import OverlapLimits
@@ -111,3 +116,15 @@ def test_every_rank_decides_the_same_from_the_same_records(
         for rows, gain, vote in zip(counts, gains, votes, strict=True)
     ]
     assert len({decided(*records, rules=rules) for rules in (RULES, attrs.evolve(RULES))}) == 1
+
+
+def test_every_reason_is_explained_in_the_documentation() -> None:
+    given = {
+        reason
+        for module in (overlap_decision, step)
+        for reason in re.findall(r'False, "(\w+)"', inspect.getsource(module))
+    }
+    page = (Path(__file__).parents[2] / "docs" / "strategies.md").read_text(encoding="utf-8")
+    table = page.partition("| reason | |")[2].partition("\n\n")[0]
+    assert given == set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+    assert len(given) == 10
