@@ -14,7 +14,7 @@ from crossdock.groups import leader_ranks
 from crossdock.observe.receipt import RebalanceEntry
 from crossdock.offline_job import OfflineJob, OfflineResult, PromptLogits
 from crossdock.offline_link import OfflineLink
-from crossdock.rank_plan import plan_rank
+from crossdock.testing.engine_ranks import plan_on
 from crossdock.types.link import AddRequests, Incoming, Stop
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def has_settled(engine: RankEngine, is_half_done: bool) -> bool:
 
 def balanced_job_on_rank(context: RankContext, job: OfflineJob) -> BalancedResult:
     """Call it through ``RankPool.run``."""
-    plan = plan_rank(job.config, context.rank)
+    plan = plan_on(context, job.config)
     is_leader = plan.place.rank in leader_ranks(plan.sizes)
     requests = job.requests(plan.place.attn_dp_rank, plan.sizes.attn_dp_size) if is_leader else []
     link, sink = GatedLink(requests), PromptLogits(requests)

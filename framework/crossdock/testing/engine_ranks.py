@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from crossdock.offline_job import OfflineJob, OfflineResult, run_job_on_rank
-from crossdock.rank_plan import plan_rank
+from crossdock.rank_plan import RankPlan, plan_rank
 
 if TYPE_CHECKING:
+    from crossdock.config import Config
     from crossdock.testing.world import RankContext, RankPool
+
+
+def plan_on(context: RankContext, config: Config) -> RankPlan:
+    """The plan of a pool's rank; ranks that share a GPU plan with their part of its memory."""
+    launch = attrs.evolve(config.launch, ranks_per_gpu=context.ranks_per_gpu)
+    return plan_rank(attrs.evolve(config, launch=launch), context.rank)
 
 
 def job_on_rank(context: RankContext, job: OfflineJob) -> OfflineResult:
     """One rank's part; call it through ``RankPool.run`` or ``OneProcessWorld.run``."""
-    plan = plan_rank(job.config, context.rank)
+    plan = plan_on(context, job.config)
     return run_job_on_rank(job, plan, context.comms_of(plan.sizes))
 
 

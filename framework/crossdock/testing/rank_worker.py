@@ -99,6 +99,11 @@ def main() -> None:
         _answer(channel, call, context)
 
 
+def ranks_per_gpu(ranks: int, num_gpus: int) -> int:
+    """1 where there are GPUs enough; else neighbours share, the last GPU perhaps with fewer of them."""
+    return -(-ranks // max(1, num_gpus))
+
+
 def _answer(channel: Connection, call: RankCall, context: Any) -> None:
     try:
         function = call.function.load()
@@ -126,8 +131,8 @@ def _join(rank: int, size: int, store_file: Path, device: str) -> Any:
 
     torch.set_num_threads(1)
     store = FileStore(str(store_file), size)
-    # Where there are fewer GPUs than ranks, ranks share them.
-    take_device(device, rank, -(-size // max(1, torch.cuda.device_count())))
+    sharing = ranks_per_gpu(size, torch.cuda.device_count()) if device == "cuda" else 1
+    take_device(device, rank, sharing)
     join_process_group(rank=rank, ranks=size, store=store, device_type=device, timeout_s=GROUP_TIMEOUT_S)
     known: dict[ParallelSizes, RankComms] = {}
 
@@ -136,4 +141,4 @@ def _join(rank: int, size: int, store_file: Path, device: str) -> Any:
             known[sizes] = create_comms(sizes, rank, device)
         return known[sizes]
 
-    return RankContext(rank=rank, size=size, comms_of=comms_of, device=device)
+    return RankContext(rank=rank, size=size, comms_of=comms_of, device=device, ranks_per_gpu=sharing)

@@ -54,6 +54,8 @@ class RankContext:
     comms_of: Callable[[ParallelSizes], RankComms]
     """Groups of a layout over all ranks of the pool; collective at its first call, kept afterwards."""
     device: str = "cpu"
+    ranks_per_gpu: int = 1
+    """Ranks of the pool that share this rank's GPU; each may take its part of the memory."""
 
     def place(self, sizes: ParallelSizes) -> RankPlace:
         return rank_place(sizes, self.rank)
@@ -69,7 +71,7 @@ class _Process:
 
 @attrs.define(eq=False)
 class RankPool:
-    """``world_size`` processes with one gloo group, started at the first ``run``; with ``device`` cuda each has a GPU, and NCCL beside gloo."""
+    """``world_size`` processes with one gloo group, started at the first ``run``; with ``device`` cuda NCCL beside gloo, and a GPU each or, where there are fewer, shared ones."""
 
     world_size: int
     device: str = "cpu"
