@@ -9,7 +9,13 @@ import torch
 
 from crossdock.dispatch_layout import rows_of_rank
 from crossdock.groups import align_rows, drop_unit_axes, rank_place
-from crossdock.testing.toy_experts import ToyExperts, constant_experts, distinct_experts, identity_experts
+from crossdock.testing.toy_experts import (
+    ToyExperts,
+    constant_experts,
+    distinct_experts,
+    identity_experts,
+    replicated_experts,
+)
 from crossdock.types.layout import Layout, TokenAxis
 from crossdock.types.parallel import ParallelSizes
 
@@ -20,6 +26,7 @@ EXPERTS: Mapping[str, Callable[[int], ToyExperts]] = {
     "identity": identity_experts,
     "distinct": distinct_experts,
     "constants": constant_experts,
+    "replicated": replicated_experts,
 }
 
 
@@ -32,7 +39,7 @@ class DispatchScenario:
     """Rows of each replica; padded to equal blocks of a multiple of attn_tp_size with rows that go nowhere."""
     routing: str = "random"
     """``random``, ``first_rank`` (every choice on rank 0), ``one_expert`` (the last one, and -1), ``nowhere`` (all -1), ``holes`` (some
-    choices -1), ``pair`` (first and last expert, weights 0.7 and 0.3)."""
+    choices -1), ``pair`` (first and last expert, weights 0.7 and 0.3), ``replicas`` (neighbouring slots 2e and 2e + 1)."""
     experts: str = "distinct"
     top_k: int = 3
     experts_a_rank: int = 3
@@ -105,6 +112,8 @@ def routed_rows(scenario: DispatchScenario) -> RoutedRows:
     elif scenario.routing == "pair":
         ids = torch.tensor([0, experts - 1]).repeat(total, 1)
         weights = torch.tensor([0.7, 0.3]).repeat(total, 1)
+    elif scenario.routing == "replicas":
+        ids = 2 * torch.randint(experts // 2, (total, 1), generator=generator) + torch.tensor([0, 1])
     elif scenario.routing == "holes":
         ids = torch.where(torch.rand(ids.shape, generator=generator) < 0.5, ids, -1)
     start = 0

@@ -119,6 +119,20 @@ def check_all_rows_may_go_to_one_expert(case: PluginCase) -> None:
     )
 
 
+def check_a_row_may_go_to_two_replicas_of_an_expert(case: PluginCase) -> None:
+    """On one rank and on two; whatever the weights of the two, the row gets that expert's output."""
+    _fly_all(
+        case,
+        lambda sizes: [
+            DispatchScenario(
+                sizes=sizes, live_tokens=(rows,) * sizes.attn_dp_size, routing="replicas", experts="replicated", top_k=2
+            )
+            for rows in (1, 33)
+        ],
+        FP32_TOLERANCE,
+    )
+
+
 def check_ids_of_minus_one_add_nothing(case: PluginCase) -> None:
     _fly_all(
         case,
@@ -205,6 +219,7 @@ CHECKS = tuple(
         check_a_rank_without_rows_joins,
         check_all_rows_may_go_to_one_rank,
         check_all_rows_may_go_to_one_expert,
+        check_a_row_may_go_to_two_replicas_of_an_expert,
         check_ids_of_minus_one_add_nothing,
         check_unused_buffer_rows_are_never_read,
         check_constants_1_and_10_weighted_7_to_3_give_3_7,

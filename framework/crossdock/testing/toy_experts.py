@@ -68,6 +68,12 @@ def distinct_experts(num_physical_experts: int) -> ToyExperts:
     return ToyExperts(factors=1.0 + numbers / 4, offsets=numbers - 2.0)
 
 
+def replicated_experts(num_physical_experts: int) -> ToyExperts:
+    """Slots 2e and 2e + 1 do the same, as replicas of one expert do, be they on one rank or on two."""
+    logical = torch.arange(num_physical_experts) // 2
+    return ToyExperts(factors=1.0 + logical / 4, offsets=logical - 2.0)
+
+
 def constant_experts(num_physical_experts: int) -> ToyExperts:
     """The first expert returns 1 everywhere, the others 10."""
     offsets = torch.full((num_physical_experts,), 10.0)

@@ -224,7 +224,7 @@ def fly_played(context: RankContext, mode: str, wire: str, scenario: DispatchSce
 @pytest.mark.parametrize("mode", ["normal", "low_latency"])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"live_tokens": (0, 3)}, {"live_tokens": (0, 0)}, {"routing": "first_rank"}, {"routing": "one_expert", "top_k": 1}, {"routing": "holes"}, {"routing": "nowhere"}],
+    [{}, {"live_tokens": (0, 3)}, {"live_tokens": (0, 0)}, {"routing": "first_rank"}, {"routing": "one_expert", "top_k": 1}, {"routing": "replicas", "experts": "replicated", "top_k": 2}, {"routing": "holes"}, {"routing": "nowhere"}],
     ids=str,
 )  # fmt: skip
 def test_a_round_trip_gives_the_weighted_sum(
