@@ -1,4 +1,8 @@
-"""Whether two micro-batches are faster than one: a trial of pairs of passes, one of either way, next to each other and of about the same size."""
+"""Whether two micro-batches are faster than one: a trial of pairs of passes, one of either way, next to each other and of about the same size.
+
+Pairs begin with the way that the pair before ended with. Passes of one size that get dearer from step to step, as those of a long prompt do, then
+count once for and once against.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,26 @@ CLEAR = 0.05
 """Two pairs that both differ by more than this share, in the same direction, are enough."""
 NOISE = 0.01
 """Gains below this share are none, and differences below it change no verdict."""
-FEWEST_PAIRS, MOST_PAIRS = 3, 9
-"""Of a trial whose pairs differ by less, or contradict each other: the first pass of a way may have loaded kernels. It ends when the median is
-twice its own spread, at the latest after ``MOST_PAIRS``."""
+FEWEST_PAIRS, MOST_PAIRS = 4, 10
+"""Of a trial whose pairs differ by less, or contradict each other: the first pass of a way may have loaded kernels. It ends when the median of as
+many pairs of either order is twice its own spread, at the latest after ``MOST_PAIRS``."""
 CHECK_EVERY = 512
 """After so many steps a verdict is checked by one pair; a pair that contradicts it opens the trial again."""
+ORDER = (TrialWay.OVERLAPPED, TrialWay.SEQUENTIAL, TrialWay.SEQUENTIAL, TrialWay.OVERLAPPED)
+"""Of two pairs."""
 PATIENCE = 64
 """Steps that ask in vain, because such a step never overlaps (its graph was captured whole, or others do not prefill at the same time): no trial stays
 open for longer."""
+
+
+@attrs.frozen
+class _Pass:
+    """One that waits for its neighbour of the other way."""
+
+    row_s: float
+    is_overlapped: bool
+    is_timed: bool
+    """Operation by operation."""
 
 
 @attrs.define
@@ -40,9 +56,9 @@ class OverlapTrial:
     _looks: list[float | None] = attrs.field(factory=list["float | None"], init=False)
     """Exposed share of communication of the first passes; None where operations were not timed, as in a replayed graph."""
     _pairs: list[float] = attrs.field(factory=list[float], init=False)
-    _half: tuple[float, bool] | None = attrs.field(default=None, init=False)
-    """The overlapped pass of a pair that waits for its sequential one: seconds per row, and whether its operations were timed."""
-    _asked: TrialWay = attrs.field(default=TrialWay.NONE, init=False)
+    _half: _Pass | None = attrs.field(default=None, init=False)
+    _asks: int = attrs.field(default=0, init=False)
+    """Passes of pairs that were asked for."""
     _steps: int = attrs.field(default=0, init=False)
     """Since the verdict."""
 
@@ -61,27 +77,27 @@ class OverlapTrial:
             self._decide(-NOISE if self.gain_share is None else self.gain_share)
         if self._steps < CHECK_EVERY and self.gain_share is not None:
             return TrialWay.NONE
-        is_half = self._asked is TrialWay.OVERLAPPED
-        self._asked = TrialWay.SEQUENTIAL if is_half else TrialWay.OVERLAPPED
-        return self._asked
+        self._asks += 1
+        return ORDER[(self._asks - 1) % len(ORDER)]
 
     def learn(self, row_s: float, exposed_share: float | None, *, is_overlapped: bool) -> None:
         """Takes in a pass of so many seconds per row; ``exposed_share`` where its operations were timed. Passes that another replica asked for
         after this one had its verdict teach nothing, or two trials could keep each other open."""
         if self.gain_share is not None and self._steps < CHECK_EVERY:
             return
-        if is_overlapped:
-            self._half = (row_s, exposed_share is not None)
-            return
         if self.is_looking:
-            self.row_s = row_s
-            self._look(exposed_share)
+            if not is_overlapped:
+                self.row_s = row_s
+                self._look(exposed_share)
             return
         # Marks of operations cost an overlapped pass twice as much, so passes with them and without are not compared.
-        if self._half is not None and self._half[1] == (exposed_share is not None):
-            self.row_s = row_s
-            self._take(1.0 - self._half[0] / row_s)
-        self._half = None
+        before, now = self._half, _Pass(row_s, is_overlapped=is_overlapped, is_timed=exposed_share is not None)
+        self._half = now
+        if before is None or before.is_timed != now.is_timed or before.is_overlapped == now.is_overlapped:
+            return
+        overlapped, sequential = (now, before) if is_overlapped else (before, now)
+        self._half, self.row_s = None, sequential.row_s
+        self._take(1.0 - overlapped.row_s / sequential.row_s)
 
     def _look(self, exposed_share: float | None) -> None:
         self._looks.append(exposed_share)
@@ -102,12 +118,16 @@ class OverlapTrial:
         self._pairs.append(pair)
         gain, count = statistics.median(self._pairs), len(self._pairs)
         is_clear = count > 1 and (min(self._pairs) > CLEAR or max(self._pairs) < -CLEAR)
-        is_told = count >= FEWEST_PAIRS and abs(gain) > max(NOISE, 2.0 * _spread_of_median(self._pairs))
+        is_told = (
+            count >= FEWEST_PAIRS and count % 2 == 0 and abs(gain) > max(NOISE, 2.0 * _spread_of_median(self._pairs))
+        )
         if is_clear or is_told or count >= MOST_PAIRS:
             self._decide(gain if abs(gain) > NOISE else -NOISE)
 
     def _decide(self, gain_share: float) -> None:
-        self.gain_share, self._steps, self._asked, self._half = gain_share, 0, TrialWay.NONE, None
+        self.gain_share, self._steps, self._half = gain_share, 0, None
+        # The next pair is a whole one.
+        self._asks += self._asks % 2
 
 
 def _spread_of_median(values: Sequence[float]) -> float:

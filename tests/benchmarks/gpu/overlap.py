@@ -368,7 +368,7 @@ def main() -> None:
         run("ms of a transfer held to 2", lambda: [round(1e3 * took_s, 3) for took_s in bench.link.seconds(size)])
         for rows in bench.rows:
             run(f"prefill {rows} {held}", lambda rows=rows: bench.prefill_results(rows))
-            run(f"prefill {rows} {held}, gate", lambda rows=rows: bench.gated(prefill_work(rows, bench.rank), steps=8))
+            run(f"prefill {rows} {held}, gate", lambda rows=rows: bench.gated(prefill_work(rows, bench.rank)))
     dist.barrier()
     dist.destroy_process_group()
 
