@@ -4,22 +4,25 @@
 
 Hidden 7168, 256 experts, top-8, random routing. The guarded dispatcher and the library take turns in one run, on the same buffer; the
 slowest rank counts. Normal: 4,096 rows a rank, layout and counts included, three calls back to back between two events. Low latency: a
-graph of 20 pairs of dispatch and combine with 128 rows a rank.
+graph of 20 pairs of dispatch and combine with 128 rows a rank. Ranks share GPUs where there are fewer (under MPS): then ratios hold, and times are
+those of one GPU's memory and half its multiprocessors.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from crossdock.comm import create_comms
+from crossdock.comm import create_comms, take_device
 from crossdock.dispatch import make_dispatcher
 from crossdock.groups import rank_place, resolve_sizes
+from crossdock.testing.rank_worker import ranks_per_gpu
 from crossdock.types.dispatch import DispatcherSpec, DispatchStep
 from crossdock.types.step import DispatchMode
 from crossdock_dispatchers.deepep.dispatcher import DeepEpDispatcher
@@ -32,7 +35,7 @@ ROUNDS, BACK_TO_BACK, PAIRS = 30, 3, 20
 class Bench:
     """One rank's half."""
 
-    def __init__(self, wire: str) -> None:
+    def __init__(self, wire: str, mode: str) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device = torch.device("cuda", torch.cuda.current_device())
         sizes = resolve_sizes(ranks=self.world, attn_dp_size=self.world)
@@ -50,7 +53,7 @@ class Bench:
             expert_alignment=128,
         )
         self.fp8 = wire == "fp8"
-        self.dispatcher = make_dispatcher("deepep", {"mode": "auto", "wire": wire}, spec)
+        self.dispatcher = make_dispatcher("deepep", {"mode": mode, "wire": wire}, spec)
         inner: Any = self.dispatcher._inner
         assert isinstance(inner, DeepEpDispatcher)
         self.buffer: Any = inner._buffer
@@ -170,15 +173,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--wires", nargs="+", default=["bf16", "fp8"])
+    parser.add_argument("--modes", nargs="+", default=["normal", "low_latency"], choices=["normal", "low_latency"])
     arguments = parser.parse_args()
+    sharing = ranks_per_gpu(int(os.environ["WORLD_SIZE"]), torch.cuda.device_count())
+    take_device("cuda", int(os.environ["LOCAL_RANK"]), sharing)
     dist.init_process_group("cpu:gloo,cuda:nccl")
-    torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
-    results: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    results: dict[str, Any] = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(),
+        "ranks_per_gpu": sharing,
+    }
     for wire in arguments.wires:
-        bench = Bench(wire)
-        for name, call in (("normal", bench.normal), ("low_latency", bench.low_latency)):
+        bench = Bench(wire, arguments.modes[0] if len(arguments.modes) == 1 else "auto")
+        calls: dict[str, Callable[[], Any]] = {"normal": bench.normal, "low_latency": bench.low_latency}
+        for name in arguments.modes:
             try:
-                results[f"{name} {wire}"] = call()
+                results[f"{name} {wire}"] = calls[name]()
             except Exception as error:
                 results[f"{name} {wire}"] = f"{type(error).__name__}: {error}"
             if bench.rank == 0:

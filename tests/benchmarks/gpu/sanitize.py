@@ -1,6 +1,7 @@
-"""NVIDIA's compute-sanitizer over the tests of every Triton kernel: accesses out of bounds (memcheck) or races in shared memory (racecheck).
+"""NVIDIA's compute-sanitizer over the tests of every Triton and Gluon kernel: accesses out of bounds (memcheck), races in shared memory
+(racecheck), barriers that not all threads reach (synccheck).
 
-    python tests/benchmarks/gpu/sanitize.py --out FOLDER [--tool memcheck|racecheck|initcheck] [--keep EXPRESSION] [FILE ...]
+    python tests/benchmarks/gpu/sanitize.py --out FOLDER [--tool memcheck|racecheck|synccheck|initcheck] [--keep EXPRESSION] [FILE ...]
 
 One process a test file, all at once. Each tensor is an allocation of its own, so that a byte past its end is found and not taken for a
 neighbour's; only our kernels are watched, by their names. Left out are tests in which kernels wait for one another: under the tool launches
@@ -22,8 +23,11 @@ import attrs
 FILES = (
     "tests/plugins/dispatchers/nvlink/test_nvlink_kernels.py",
     "tests/plugins/models/experts/triton/test_triton_experts_kernels.py",
+    "tests/plugins/models/experts/triton/test_hopper_products.py",
+    "tests/plugins/models/experts/triton/test_fp8_products.py",
     "tests/plugins/models/experts/deep_gemm/test_deep_gemm_kernels.py",
     "tests/plugins/attention/triton/test_triton_attention_kernels.py",
+    "tests/plugins/attention/triton/test_prefill_ahead.py",
     "tests/plugins/eplb_algos/_shared/test_copy_ends.py",
     "tests/plugins/eplb_algos/_shared/test_water_fill.py",
     "tests/framework/ops/test_fused_ops.py",
@@ -84,7 +88,7 @@ def finding(file: str, tool: str, out: Path, exit_code: int) -> Finding:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--tool", default="memcheck", choices=("memcheck", "racecheck", "initcheck"))
+    parser.add_argument("--tool", default="memcheck", choices=("memcheck", "racecheck", "synccheck", "initcheck"))
     parser.add_argument("--keep", default=WAITING, help="pytest's -k")
     parser.add_argument("files", nargs="*", default=list(FILES))
     arguments = parser.parse_args()

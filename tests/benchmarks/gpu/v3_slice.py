@@ -6,7 +6,8 @@ One dense layer and eight MoE layers of 256 experts, random weights. Prefill: 16
 sequences a rank from a context of 1,024. Everything of serving but HTTP. The bound of a step on a rank is
 max((weight + KV bytes) / 4.3 TB/s, FLOP / 1.2 PFLOP/s) + wire bytes / 372 GB/s, with as many experts touched as evenly spread routing
 touches. Routers of random models are not that even: ``--count-experts`` counts, and gives the bound of decode for what was counted (the
-counting costs time, so its rates do not count).
+counting costs time, so its rates do not count). With ``--shared-gpu`` all ranks are on one GPU, under MPS: to see that it runs; its rates and
+shares of a bound for a GPU a rank mean nothing.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--step-tokens", type=int, default=16384)
+    parser.add_argument("--shared-gpu", action="store_true", help="all ranks on one GPU: that it runs, no figures")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only to try the script")
     parser.add_argument("--profile", default="", help="folder for tables of kernels of the first repetition")
     arguments = parser.parse_args()
@@ -141,7 +143,11 @@ def config_of(arguments: argparse.Namespace, folder: str, ranks: int) -> Config:
     return Config(
         checkpoint=CheckpointConfig(path=folder, load_format="random", dtype="bfloat16"),
         parallel=ParallelConfig(ranks=ranks, attn_dp_size=ranks),
-        launch=LaunchConfig(device=arguments.device, launcher="torchrun" if ranks > 1 else "local"),
+        launch=LaunchConfig(
+            device=arguments.device,
+            launcher="torchrun" if ranks > 1 else "local",
+            ranks_per_gpu=ranks if arguments.shared_gpu else 1,
+        ),
         dispatcher=PluginChoice(name=arguments.dispatcher, options=wire),
         experts=PluginChoice(name=arguments.experts),
         attention=PluginChoice(name=arguments.attention),
@@ -258,8 +264,9 @@ def main() -> None:
         shape["num_hidden_layers"] = arguments.layers
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**shape, "dtype": "bfloat16"}), encoding="utf8")
-        take_device(arguments.device, rank)
-        found = measure(arguments, shape, config_of(arguments, folder, ranks), rank, ranks)
+        config = config_of(arguments, folder, ranks)
+        take_device(arguments.device, rank, config.launch.ranks_per_gpu)
+        found = measure(arguments, shape, config, rank, ranks)
     if rank == 0:
         Path(arguments.out).write_text(json.dumps(found, indent=1), encoding="utf8")
         print(json.dumps(found), flush=True)
