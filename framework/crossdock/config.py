@@ -166,7 +166,7 @@ class EplbConfig:
         default="auto",
     )
     late_s: float = option(
-        "a plan, or the transfer of a layer, that takes longer is given up and tried again at a later decision",
+        "a plan, or a slice of experts, that takes longer is given up and tried again at a later decision",
         default=60.0,
         validator=at_least(0.01),
     )

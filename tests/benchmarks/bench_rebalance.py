@@ -217,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=150)
+    parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--interval", type=int, default=10)
     parser.add_argument("--max-step-bytes", type=int, default=1 << 20)
     parser.add_argument("--slots", type=int, default=40)

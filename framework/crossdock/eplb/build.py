@@ -132,7 +132,7 @@ def make_live_balancing(
         carrier=carrier,
         world=comms.world,
         host_world=host_world,
-        ballot=make_ballot(host_world, plan.config.launch.device),
+        ballot=make_ballot(host_world),
         log=RebalanceLog(rank=plan.place.rank, counters=counters, observers=observers, gauges=gauges),
         gauges=gauges,
     )

@@ -105,6 +105,7 @@ class MovingJob:
     rows: deque[int]
     """Layers that have not switched, the one under way first."""
     deadline: float = 0.0
+    """When the layer, or its next slice, is late."""
     is_open: bool = attrs.field(default=False, init=False)
     """Every rank has prepared the layer and has room for it: experts may be sent."""
     is_staged: bool = attrs.field(default=False, init=False)
@@ -118,6 +119,10 @@ class MovingJob:
     def activity(self) -> str:
         return "switching" if self.groups else "staging" if self.is_open else "preparing"
 
+    @property
+    def _slices_left(self) -> int:
+        return 0 if self.transfer is None else self.transfer.slices_left
+
     def start_layer(self, now: float) -> None:
         """The first of ``rows``."""
         self.transfer = None
@@ -128,10 +133,13 @@ class MovingJob:
 
     def vote(self, now: float) -> tuple[Vote, str]:
         """Prepares, or hands over the next slice; where this rank is, and what is wrong where something is."""
+        left = self._slices_left
         try:
             is_done = self._advance() if self.is_open else self._is_prepared()
         except CrossdockError as error:
             return Vote.FAILED, str(error)
+        if self._slices_left < left:
+            self.deadline = now + self.settings.late_s
         if is_done:
             return Vote.DONE, ""
         if now <= self.deadline:

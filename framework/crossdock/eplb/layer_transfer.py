@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -41,8 +42,13 @@ class LayerTransfer:
         self._rank = ep_rank
         self._reader = reader
         self._slots_per_rank = int(next(iter(live.values())).shape[0])
-        self._waiting = list(plan.slices)
+        self._waiting = deque(plan.slices)
         self._ticket: Ticket | None = None
+
+    @property
+    def slices_left(self) -> int:
+        """That were not handed over."""
+        return len(self._waiting)
 
     def advance(self) -> bool:
         """Hands over the next slice when the last one is done; True when all are. Never waits.
@@ -61,7 +67,7 @@ class LayerTransfer:
             self._ticket = None
         if not self._waiting:
             return True
-        self._ticket = self._carrier.submit(self._own_part(self._waiting.pop(0)))
+        self._ticket = self._carrier.submit(self._own_part(self._waiting.popleft()))
         return False
 
     def wait_briefly(self, seconds: float) -> None:
@@ -71,7 +77,7 @@ class LayerTransfer:
 
     def give_up(self) -> None:
         """What still arrives is dropped."""
-        self._waiting = []
+        self._waiting.clear()
         if self._ticket is not None:
             self._ticket.give_up()
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from crossdock.eplb.layer_plan import COPIES_A_TRANSFER, HOST_COPIES_A_TRANSFER, LayerPlan, MoveBudget
+from crossdock.eplb.layer_plan import LayerPlan, MoveBudget
 from crossdock.eplb.layer_transfer import LayerTransfer
 from crossdock.eplb.orders import LayerOrder, Numbers, PlanOrder
 from crossdock.eplb.prediction import Rates
@@ -92,14 +92,13 @@ class LivePlacement:
             rates=rates,
         )
 
-    def layer_order(self, row: int, new: Placement, max_bytes: int) -> LayerOrder:
+    def layer_order(self, row: int, new: Placement, max_step_bytes: int) -> LayerOrder:
         """To find out how a layer moves."""
-        is_on_host = self.maps.physical_to_logical.device.type == "cpu"
-        budget = MoveBudget(
+        budget = MoveBudget.of(
             slot_bytes=self.spare.slot_bytes,
-            max_bytes=max_bytes,
+            max_step_bytes=max_step_bytes,
             max_replicas=int(self.maps.logical_to_physical.shape[2]),
-            copies_a_transfer=HOST_COPIES_A_TRANSFER if is_on_host else COPIES_A_TRANSFER,
+            is_on_host=self.maps.physical_to_logical.device.type == "cpu",
         )
         return LayerOrder(
             row=row,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import attrs
 import torch
+
+from crossdock.eplb.spare_slots import SlotBytes
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -59,6 +62,17 @@ class SliceTransfer:
     receives: Sequence[Arriving] = ()
     copies: Sequence[Callable[[], None]] = ()
     """Copies within the rank."""
+
+    def write_to(self, peers: Sequence[SlotBytes]) -> None:
+        """Copies within the rank, and what is sent straight into the spare slots of the others (``peers``: of each rank), which can be
+        written from here. On a device it is enqueued and not waited for."""
+        for copy in self.copies:
+            copy()
+        for one in self.sends:
+            parts = one.parts()
+            end = one.begin + sum(part.shape[0] for part in parts)
+            for target, part in zip(peers[one.rank].parts(one.slot, one.begin, end), parts, strict=True):
+                target.copy_(part, non_blocking=True)
 
 
 class Ticket(Protocol):
@@ -151,6 +165,29 @@ class SliceCarrier(Protocol):
     def close(self) -> None: ...
 
 
+@attrs.frozen(eq=False)
+class WrittenTicket:
+    """``Ticket`` of a slice that the step thread has written itself."""
+
+    error: BaseException | None
+    is_done: bool = attrs.field(default=True, init=False)
+
+    @staticmethod
+    def of(write: Callable[[], None]) -> WrittenTicket:
+        """Calls ``write``; the ticket tells how it ended."""
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 - told through the ticket, as by carriers that take time
+            return WrittenTicket(error)
+        return WrittenTicket(None)
+
+    def wait_briefly(self, seconds: float) -> None:
+        """It is done."""
+
+    def give_up(self) -> None:
+        """It is done: what was written lies in spare slots, and nobody reads it."""
+
+
 class LocalCarrier:
     """An expert group of one rank: nothing but copies, done at once."""
 
@@ -159,13 +196,7 @@ class LocalCarrier:
         return True
 
     def submit(self, transfer: SliceTransfer) -> Ticket:
-        ticket = TransferTicket(transfer)
-        try:
-            ticket.write(())
-        except Exception as error:  # noqa: BLE001 - told through the ticket, as by the other carrier
-            ticket.error = error
-        ticket.finished.set()
-        return ticket
+        return WrittenTicket.of(partial(transfer.write_to, ()))
 
     def release(self) -> None:
         """Copies are in order."""

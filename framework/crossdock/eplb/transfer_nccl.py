@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,9 +13,6 @@ from crossdock.comm_gloo import c10d
 from crossdock.eplb.transfer import SliceTransfer, Ticket
 from crossdock.eplb.transfer_device import SideStream
 from crossdock.eplb.transfer_gloo import own_group
-
-if TYPE_CHECKING:
-    pass
 
 MAX_CTAS = 4
 """Multiprocessors that a transfer may take from the step: these carry some 100 GB/s between two GPUs of a machine."""

@@ -72,7 +72,7 @@ class PeerCarrier:
         return self._side.is_released
 
     def submit(self, transfer: SliceTransfer) -> Ticket:
-        return self._side.enqueued(partial(self._carry, transfer))
+        return self._side.enqueued(partial(transfer.write_to, self._peers.slots))
 
     def release(self) -> None:
         self._side.release()
@@ -86,13 +86,3 @@ class PeerCarrier:
 
     def close(self) -> None:
         self._side.synchronize()
-
-    def _carry(self, transfer: SliceTransfer) -> None:
-        for copy in transfer.copies:
-            copy()
-        for one in transfer.sends:
-            parts = one.parts()
-            end = one.begin + sum(part.shape[0] for part in parts)
-            targets = self._peers.slots[one.rank].parts(one.slot, one.begin, end)
-            for target, part in zip(targets, parts, strict=True):
-                target.copy_(part, non_blocking=True)

@@ -8,8 +8,7 @@ from functools import partial
 import torch
 
 from crossdock.eplb.spare_slots import SlotBytes, SpareSlots
-from crossdock.eplb.transfer import SliceTransfer, Ticket, TransferTicket
-from crossdock.eplb.transfer_worker import TransferWorker
+from crossdock.eplb.transfer import SliceTransfer, Ticket, WrittenTicket
 from crossdock.shared_memory import machine_name, share_memory
 from crossdock.types.comm import GroupComm
 
@@ -27,21 +26,22 @@ def share_spare_slots(spare: SpareSlots, host: GroupComm) -> list[SlotBytes] | N
     if memory is None:
         return None
     rows = torch.from_numpy(memory).view(host.size, row_bytes)[:, : spare.total_bytes]
+    # Every process touches every page now: at the first write to one the system stops it, for as long as the copy takes.
+    rows.zero_()
     spare.move_to(rows[host.rank])
     return [spare.peer(row) for row in rows]
 
 
 class SharedCarrier:
-    """One copy an expert, by a thread of the sender: through a group of sockets it is four, and they take the cores that the steps need.
+    """One copy an expert, by the step thread itself, which copies a slice in tenths of a millisecond.
 
+    A thread beside the step took a core from one of the ranks and the interpreter from its own step, at any moment of it: more than the copy.
     A rank's part is complete when its own copies are; the vote of all ranks says that everything has arrived.
     """
 
-    def __init__(self, peers: Sequence[SlotBytes], host: GroupComm) -> None:
-        """``host``: the expert group for CPU tensors."""
+    def __init__(self, peers: Sequence[SlotBytes]) -> None:
+        """``peers``: from ``share_spare_slots``."""
         self._peers = peers
-        self._host = host
-        self._worker = TransferWorker()
 
     @property
     def has_room(self) -> bool:
@@ -49,30 +49,16 @@ class SharedCarrier:
         return True
 
     def submit(self, transfer: SliceTransfer) -> Ticket:
-        return self._worker.submit(transfer, self._carry)
+        return WrittenTicket.of(partial(transfer.write_to, self._peers))
 
     def release(self) -> None:
         """See ``has_room``."""
 
     def abandon(self) -> None:
-        """What was given up is not written; what the others still write has ended when all ranks have come to ``renew``."""
-        self._worker.stop()
+        """Nothing is under way: every rank has written what it had voted on."""
 
     def renew(self) -> None:
-        self._host.all_gather(torch.zeros(1, dtype=torch.int64))
-        self._worker = TransferWorker()
+        """Nothing was lost."""
 
     def close(self) -> None:
-        self._worker.end()
-
-    def _carry(self, ticket: TransferTicket) -> None:
-        ticket.unless_given_up(partial(self._write, ticket.transfer))
-
-    def _write(self, transfer: SliceTransfer) -> None:
-        for copy in transfer.copies:
-            copy()
-        for one in transfer.sends:
-            parts = one.parts()
-            end = one.begin + sum(part.shape[0] for part in parts)
-            for target, part in zip(self._peers[one.rank].parts(one.slot, one.begin, end), parts, strict=True):
-                target.copy_(part)
+        """The memory goes with its last user."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
+from functools import partial
 
-import attrs
-
+from crossdock.eplb.background import SideThread
 from crossdock.eplb.transfer import SliceTransfer, TransferTicket
 from crossdock.errors import TransferFailed
 
@@ -15,47 +13,33 @@ _END_S = 1.0
 """How long the end of a rank waits for a transfer that is under way."""
 
 
-@attrs.frozen(eq=False)
-class _Order:
-    ticket: TransferTicket
-    carry: Callable[[TransferTicket], None]
-
-
 class TransferWorker:
-    """A daemon thread: a transfer that a dead peer keeps waiting must not keep the process alive. After a failure all that follows fails."""
+    """A transfer that a dead peer keeps waiting does not keep the process alive. After a failure all that follows fails."""
 
     def __init__(self) -> None:
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="expert transfers")
-        self._thread.start()
+        self._thread = SideThread("expert transfers")
 
     def submit(self, transfer: SliceTransfer, carry: Callable[[TransferTicket], None]) -> TransferTicket:
         """``carry`` runs in the thread and returns when everything has arrived."""
         ticket = TransferTicket(transfer)
-        self._orders.put(_Order(ticket, carry))
+        self._thread.put(partial(self._carry, ticket, carry))
         return ticket
 
     def stop(self) -> None:
         """The thread ends after what is under way."""
-        self._orders.put(None)
+        self._thread.stop()
 
     def end(self) -> bool:
         """Stops; False when a transfer still hangs after a moment."""
-        self.stop()
-        self._thread.join(_END_S)
-        return not self._thread.is_alive()
+        return self._thread.end(_END_S)
 
-    def _run(self) -> None:
-        while True:
-            order = self._orders.get()
-            if order is None:
-                return
-            try:
-                if self._error is not None:
-                    raise TransferFailed(f"an earlier transfer failed: {self._error}")
-                order.carry(order.ticket)
-            except BaseException as error:  # noqa: BLE001 - the step thread is told through the ticket
-                self._error = error
-                order.ticket.error = error
-            order.ticket.finished.set()
+    def _carry(self, ticket: TransferTicket, carry: Callable[[TransferTicket], None]) -> None:
+        try:
+            if self._error is not None:
+                raise TransferFailed(f"an earlier transfer failed: {self._error}")
+            carry(ticket)
+        except BaseException as error:  # noqa: BLE001 - the step thread is told through the ticket
+            self._error = error
+            ticket.error = error
+        ticket.finished.set()

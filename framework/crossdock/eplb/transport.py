@@ -58,7 +58,7 @@ def make_carrier(plan: RankPlan, comms: RankComms, spare: SpareSlots) -> SliceCa
     if launch.device == "cpu" and eplb.transport == "auto":
         slots = share_spare_slots(spare, comms.host.moe_ep)
         if slots is not None:
-            return SharedCarrier(slots, comms.host.moe_ep)
+            return SharedCarrier(slots)
     partition = group_ranks(plan.sizes, GroupAxis.MOE_EP)
     # Longer than a move may take, so that lateness is found by the vote and not by the library.
     timeout_s = max(30.0, 4 * eplb.late_s)
@@ -73,8 +73,8 @@ def _is_one_machine(comms: RankComms) -> bool:
 
 
 def voting_group(plan: RankPlan, comms: RankComms) -> GroupComm:
-    """For a few bytes a step: shared memory beside GPUs of one machine, at a tenth of gloo's cost. Ranks that compute on the processor
-    use gloo, which sleeps where shared memory would wait actively."""
+    """For a plan or a reason, host tensors: shared memory beside GPUs of one machine, at a tenth of gloo's cost. Ranks that compute on the
+    processor use gloo, which sleeps where shared memory would wait actively."""
     world = comms.host.world
     if plan.config.launch.device == "cpu" or world.size == 1:
         return world
@@ -84,9 +84,7 @@ def voting_group(plan: RankPlan, comms: RankComms) -> GroupComm:
     return SharedComm(ranks=world.ranks, rank=world.rank, memory=PairMemory.over(memory, world.size))
 
 
-def make_ballot(world: GroupComm, device_type: str) -> Ballot:
-    """How the ranks of ``world`` vote: beside GPUs of one machine in shared memory, without a wait. Collective."""
-    memory = None
-    if device_type != "cpu" and world.size > 1:
-        memory = share_memory(world, board_bytes(world.size), machine_name())
+def make_ballot(world: GroupComm) -> Ballot:
+    """How the ranks of ``world`` vote: on one machine in shared memory, without a wait. Collective."""
+    memory = share_memory(world, board_bytes(world.size), machine_name()) if world.size > 1 else None
     return GatheredBallot(world=world) if memory is None else SharedBallot(world=world, memory=memory)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from crossdock.engine_seams import AgreedStep
+from crossdock.eplb.ballot import GatheredBallot
 from crossdock.eplb.desk_thread import ThreadDesk
 from crossdock.eplb.history import RebalanceLog
 from crossdock.eplb.live_placement import LivePlacement, make_canaries
@@ -53,7 +54,7 @@ class RigOptions:
     policy_needs_plan: bool = False
     canary: bool = False
     shared_votes: bool = False
-    """Votes as beside GPUs: in shared memory, read one step later."""
+    """Votes as on one machine: in shared memory, read one step later."""
     shared_slots: bool = False
     """Experts are written into the memory of the other ranks, where they would go over gloo."""
 
@@ -188,7 +189,7 @@ def _carrier(group: GroupComm, spare: SpareSlots, *, is_shared: bool) -> SliceCa
         return GlooCarrier(group.ranks, [group.ranks], timeout_s=30.0)
     slots = share_spare_slots(spare, group)
     assert slots is not None, "ranks of a pool are on one machine"
-    return SharedCarrier(slots, group)
+    return SharedCarrier(slots)
 
 
 class RebalanceRig:
@@ -251,7 +252,7 @@ class RebalanceRig:
             carrier=self.carrier,
             world=comms.world,
             host_world=comms.host.world,
-            ballot=make_ballot(comms.host.world, "cuda" if options.shared_votes else "cpu"),
+            ballot=make_ballot(comms.host.world) if options.shared_votes else GatheredBallot(world=comms.host.world),
             log=RebalanceLog(rank=context.rank, counters=self.counters, observers=(), gauges=self.gauges),
             gauges=self.gauges,
         )

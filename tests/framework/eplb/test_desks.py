@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ from crossdock.eplb.orders import LayerOrder, Numbers, Pending, PlanningDesk, Pl
 from crossdock.eplb.prediction import Rates
 from crossdock.placement import make_eplb_algo, trivial_placement
 from crossdock.testing.expert_loads import LOADS
-from crossdock.types.placement import Topology
+from crossdock.types.placement import ExpertLoad, Placement, Topology
 
 PATIENCE_S = 30.0
 TOPOLOGY = Topology(num_gpus=4, num_nodes=2, num_physical_experts=40)
@@ -65,7 +66,7 @@ def test_a_desk_answers_as_if_asked_directly(desk: PlanningDesk) -> None:
         old=tuple(order().current.array()[1].tolist()),
         new=tuple(expected.slots.array()[1].tolist()),
         topology=TOPOLOGY,
-        budget=MoveBudget(slot_bytes=100, max_bytes=150, max_replicas=9),
+        budget=MoveBudget(slot_bytes=100, max_bytes=150, max_copy_bytes=300, max_replicas=9),
         ep_rank=2,
     )
     answer = desk.layer(layer)
@@ -103,6 +104,47 @@ def test_a_process_that_is_gone_is_told_and_replaced() -> None:
     finally:
         desk.close()
     assert desk.process.returncode is not None
+
+
+class StuckPlanner:
+    """Its first plan waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.calls = 0
+
+    def plan(self, load: ExpertLoad, topology: Topology, current: Placement | None) -> Placement:
+        self.calls += 1
+        if self.calls == 1:
+            self.may_end.wait(PATIENCE_S)
+        return trivial_placement(3, 32, 40)
+
+
+def test_a_thread_that_is_stuck_is_left_to_itself_and_replaced() -> None:
+    planner = StuckPlanner()
+    desk = ThreadDesk(planner)
+    try:
+        stuck = desk.plan(order())
+        desk.abandon()
+        again = desk.plan(order())
+        done(again)
+        assert again.error is None
+        assert not stuck.is_done
+    finally:
+        planner.may_end.set()
+        desk.close()
+
+
+def test_orders_start_no_thread_of_their_own() -> None:
+    """Who starts a thread waits until it runs: milliseconds of a step where all cores are busy."""
+    desk = ThreadDesk(make_eplb_algo("global", {}))
+    try:
+        before = threading.active_count()
+        for pending in [desk.plan(order()) for _ in range(3)]:
+            assert threading.active_count() == before
+            done(pending)
+    finally:
+        desk.close()
 
 
 def test_planning_needs_no_torch() -> None:

@@ -125,6 +125,26 @@ def test_a_rank_that_is_never_ready_is_given_up_after_a_time_and_a_later_attempt
         assert renewals == 1
 
 
+def many_slices_in_time(context: RankContext) -> tuple[list[str], float]:
+    """A second passes at each step that stages; nothing else takes time."""
+    rig = RebalanceRig(context, RigOptions(max_step_bytes=40, late_s=3.0, shared_slots=True))
+    seconds = 0.0
+    rig.manager.clock = lambda: seconds
+    rig.manager.apply(shuffled_placement(3), "test")
+    while rig.manager.is_busy:
+        seconds += rig.manager.activity == "staging"
+        rig.step(tokens=0)
+        assert rig.steps < 20_000, "the rebalance does not end"
+    return rig.outcomes(), seconds
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_layer_of_many_slices_is_not_late_while_each_of_them_is_in_time(ranks: int, rank_pool: Pool) -> None:
+    for outcomes, seconds in rank_pool(ranks).run(many_slices_in_time):
+        assert outcomes == ["applied"]
+        assert seconds > NUM_LAYERS * 3.0
+
+
 class BrokenPlanner:
     """Fails at its first call."""
 

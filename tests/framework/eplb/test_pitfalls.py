@@ -117,7 +117,7 @@ def test_block_scales_move_with_quantised_experts() -> None:
     logical = torch.tensor([[0], [1], [2], [3], [0]])
     before = layer_output(live, experts, logical)
     swapped = Placement.from_physical([[3, 1, 2, 0]], num_experts)
-    transfer = live.transfer(live.layer_order(0, swapped, max_bytes=1000).run(), LocalCarrier())
+    transfer = live.transfer(live.layer_order(0, swapped, max_step_bytes=1000).run(), LocalCarrier())
     while not transfer.advance():
         pass
     for group in transfer.plan.groups:

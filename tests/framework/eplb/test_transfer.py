@@ -12,9 +12,18 @@ import torch
 from crossdock.comm import local_comms
 from crossdock.eplb import transfer_peer
 from crossdock.eplb.spare_slots import SlotBytes, SpareSlots, slot_bytes
-from crossdock.eplb.transfer import Arriving, LocalCarrier, Outgoing, SliceTransfer, Ticket, TransferTicket
+from crossdock.eplb.transfer import (
+    Arriving,
+    LocalCarrier,
+    Outgoing,
+    SliceCarrier,
+    SliceTransfer,
+    Ticket,
+    TransferTicket,
+)
 from crossdock.eplb.transfer_device import DeviceTicket
 from crossdock.eplb.transfer_gloo import GlooCarrier
+from crossdock.eplb.transfer_shared import SharedCarrier
 from crossdock.testing.rebalance_rig import layer_tensors
 from crossdock.testing.world import RankContext, RankPool
 
@@ -140,23 +149,39 @@ class ImmediateSide:
         """Nothing is under way."""
 
 
-def test_a_rank_writes_what_it_sends_into_the_spare_slots_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["peer", "shared"])
+def test_a_rank_writes_what_it_sends_into_the_spare_slots_of_the_others(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer_peer, "SideStream", ImmediateSide)
     live = dict(layer_tensors(0, [3, 4]).tensors)
     spares = [SpareSlots([live]) for _ in range(3)]
-    memory = transfer_peer.PeerMemory([spares[0].peer(spare.memory) for spare in spares], None)
-    carrier = transfer_peer.PeerCarrier(memory, local_comms().world)
+    peers = [spares[0].peer(spare.memory) for spare in spares]
+    carrier: SliceCarrier = SharedCarrier(peers)
+    if kind == "peer":
+        carrier = transfer_peer.PeerCarrier(transfer_peer.PeerMemory(peers, None), local_comms().world)
     own, end = SlotBytes(live), slot_bytes(live)
+    copied: list[int] = []
     for rank, cut in ((1, 50), (2, 7)):
         for begin, stop in ((0, cut), (cut, end)):
             parts = partial(own.parts, rank - 1, begin, stop)
             send = Outgoing(rank=rank, tag=0, parts=parts, slot=1, begin=begin)
-            ticket = carrier.submit(SliceTransfer(sends=[send]))
+            ticket = carrier.submit(SliceTransfer(sends=[send], copies=[partial(copied.append, rank)]))
             assert ticket.is_done
             assert ticket.error is None
+    assert copied == [1, 1, 2, 2]
     for rank in (1, 2):
         for name, tensor in live.items():
             assert torch.equal(spares[rank].read(name, 1).view(torch.uint8), tensor[rank - 1].view(torch.uint8))
     assert carrier.has_room
     carrier.release()
-    assert not carrier.has_room
+    assert carrier.has_room == (kind == "shared")
+
+
+def test_what_a_step_thread_cannot_write_is_told_in_the_ticket() -> None:
+    def broken() -> list[torch.Tensor]:
+        raise OSError("no such expert")
+
+    ticket = SharedCarrier([]).submit(SliceTransfer(sends=[Outgoing(rank=0, tag=0, parts=broken)]))
+    assert ticket.is_done
+    assert str(ticket.error) == "no such expert"

@@ -1,4 +1,4 @@
-"""Where ranks vote: over gloo on processors, in shared memory beside GPUs; both count the same."""
+"""Where ranks vote: in shared memory on one machine, else over gloo."""
 
 from __future__ import annotations
 
@@ -24,20 +24,17 @@ def votes(context: RankContext, device: str) -> tuple[str, list[Vote], str]:
     comms = context.comms_of(resolve_sizes(ranks=context.size, attn_dp_size=context.size))
     plan = cast("RankPlan", SimpleNamespace(config=Config(launch=LaunchConfig(device=device))))  # type: ignore[arg-type]
     world = voting_group(plan, comms)
-    ballot = make_ballot(world, device)
-    is_late = device != "cpu"
+    ballot = make_ballot(world)
     for eplb_pass in range(50):
         mine = Vote.DONE if (eplb_pass + context.rank) % 3 else Vote.BUSY
         found = ballot.cast(mine, eplb_pass)
-        told = eplb_pass - is_late
+        told = eplb_pass - 1
         everyone = tuple(Vote.DONE if (told + rank) % 3 else Vote.BUSY for rank in range(context.size))
         assert found == (None if told < 0 else everyone)
     ballot.decided()
     own = Vote.FAILED if context.rank == 1 else Vote.DONE
-    found = ballot.cast(own, 50)
-    if is_late:
-        assert found is None
-        found = ballot.cast(own, 51)
+    assert ballot.cast(own, 50) is None
+    found = ballot.cast(own, 51)
     assert found is not None
     return type(world).__name__, list(found), ballot.reason(found, "the disk is full" if context.rank == 1 else "")
 
@@ -54,7 +51,7 @@ def test_all_ranks_learn_all_votes_and_the_reason(device: str, kind: str, ranks:
 def votes_without_rank_1(context: RankContext) -> str:
     """Rank 1 votes once and no more."""
     comms = context.comms_of(resolve_sizes(ranks=context.size, attn_dp_size=context.size))
-    ballot = make_ballot(comms.host.world, "cuda")
+    ballot = make_ballot(comms.host.world)
     assert isinstance(ballot, SharedBallot)
     ballot.timeout_s = 0.3
     ballot.cast(Vote.BUSY, 0)
@@ -73,7 +70,7 @@ def test_a_rank_that_does_not_vote_is_named(rank_pool: Pool) -> None:
 
 def votes_at_other_passes(context: RankContext) -> None:
     comms = context.comms_of(resolve_sizes(ranks=context.size, attn_dp_size=context.size))
-    ballot = make_ballot(comms.host.world, "cuda")
+    ballot = make_ballot(comms.host.world)
     ballot.cast(Vote.BUSY, context.rank)
     ballot.cast(Vote.BUSY, 1 + context.rank)
 
