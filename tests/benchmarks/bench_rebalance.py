@@ -135,7 +135,13 @@ def jobs(folder: Path, options: argparse.Namespace) -> tuple[OfflineJob, Offline
         config = random_model_config(
             folder, ranks=ranks, attn_dp=ranks, dispatcher="alltoallv", max_running_requests=8, kv_tokens=8192
         )
-        eplb = EplbConfig(enabled=True, slots=options.slots, interval=interval, max_step_bytes=options.max_step_bytes)
+        eplb = EplbConfig(
+            enabled=True,
+            slots=options.slots,
+            interval=interval,
+            max_step_bytes=options.max_step_bytes,
+            plan_in=options.plan_in,
+        )
         config = attrs.evolve(
             config,
             eplb=eplb,
@@ -222,6 +228,7 @@ def main() -> None:
     parser.add_argument("--max-step-bytes", type=int, default=1 << 20)
     parser.add_argument("--slots", type=int, default=40)
     parser.add_argument("--algo", default="global")
+    parser.add_argument("--plan-in", choices=("auto", "thread", "process"), default="auto")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, RankPool(options.ranks) as pool:
         folder = write_random_model(
