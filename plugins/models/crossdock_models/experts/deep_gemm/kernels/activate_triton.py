@@ -28,7 +28,7 @@ def activate_kernel(
     quantise: tl.constexpr,
     in_segments: tl.constexpr,
     shared_by: tl.constexpr,
-):
+) -> None:
     # 64 bits: places times columns pass 2**31 in a large prefill.
     program = tl.program_id(0).to(tl.int64)
     # Rows of this program: neighbours inside a segment, or every ``shared_by``-th live place of an expert.

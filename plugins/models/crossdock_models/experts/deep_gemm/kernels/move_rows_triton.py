@@ -32,7 +32,7 @@ def move_rows_kernel(
     block: tl.constexpr,
     quantise: tl.constexpr,
     has_scales: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * blocks + tl.arange(0, blocks)
     columns = index[:, None] * block + tl.arange(0, block)[None, :]

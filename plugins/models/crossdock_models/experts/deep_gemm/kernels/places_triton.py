@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def count_kernel(local_ids, counts, ranks, num_pairs, block: tl.constexpr):
+def count_kernel(local_ids, counts, ranks, num_pairs, block: tl.constexpr) -> None:
     """A pair's number is what the expert's counter held before it."""
     pair = tl.program_id(0) * block + tl.arange(0, block)
     expert = tl.load(local_ids + pair, mask=pair < num_pairs, other=-1)
@@ -28,7 +28,7 @@ def segments_kernel(
     # meta
     experts_block: tl.constexpr,
     segment: tl.constexpr,
-):
+) -> None:
     experts = tl.arange(0, experts_block)
     count = tl.load(counts + experts, mask=experts < num_experts, other=0)
     aligned = (count + segment - 1) // segment * segment

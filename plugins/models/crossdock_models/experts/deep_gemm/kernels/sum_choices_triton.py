@@ -19,7 +19,7 @@ def sum_choices_kernel(
     # meta
     top_k: tl.constexpr,
     block: tl.constexpr,
-):
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     summed = tl.zeros((block,), dtype=tl.float32)

@@ -32,7 +32,7 @@ def count_pairs_kernel(
     experts_block: tl.constexpr,
     scan: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """counts[segment, expert]: pairs of each expert in one segment."""
     wait_for_inputs(is_early)
     first = tl.program_id(0) * segment_pairs
@@ -43,7 +43,7 @@ def count_pairs_kernel(
 @triton.jit
 def place_segment(
     local_ids, pairs, places, first, end, next_place, place_end, jump, scan: tl.constexpr, halves: tl.constexpr
-):
+) -> None:
     """Pairs from ``first`` to ``end`` to their places.
 
     ``next_place`` [experts] is where the next pair of each expert goes; from ``place_end`` on it goes ``jump`` further, to a half block.
@@ -88,7 +88,7 @@ def place_pairs_kernel(
     is_counted: tl.constexpr,
     halves: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """Program p places segment p, where there is one, and fills up the blocks of expert p, where there is one."""
     wait_for_inputs(is_early)
     program = tl.program_id(0)

@@ -23,7 +23,7 @@ def few_gate_up_kernel(
     block_columns: tl.constexpr,
     block_inner: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[pair] = silu(gate) * up for ``block_columns`` columns; pairs that stay elsewhere are left unwritten."""
     wait_for_inputs(is_early)
     pair = tl.program_id(1)
@@ -67,7 +67,7 @@ def few_down_kernel(
     block_inner: tl.constexpr,
     num_lines: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[row] = sum over k, ascending, of weight * down(activated[row, k]) for ``block_columns`` columns."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)

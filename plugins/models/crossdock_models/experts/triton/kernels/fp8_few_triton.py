@@ -37,7 +37,7 @@ def few_fp8_gate_up_kernel(
     block: tl.constexpr,
     group: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[place], out_scales[place] = quantised silu(gate) * up in the order of ``pairs``. Rows of empty pairs are computed from row 0 and never read."""
     wait_for_inputs(is_early)
     column_blocks, num_steps = inner_size // block, hidden_size // block
@@ -90,7 +90,7 @@ def few_fp8_down_kernel(
     block: tl.constexpr,
     group: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[place] = down(activated[place])."""
     wait_for_inputs(is_early)
     num_row_blocks = tl.load(num_blocks)

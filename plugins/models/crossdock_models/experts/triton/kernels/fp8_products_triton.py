@@ -35,7 +35,7 @@ def walk_fp8_gate_up(
     tile_rows: tl.constexpr,
     block: tl.constexpr,
     group: tl.constexpr,
-):
+) -> None:
     """Tiles of ``tile_rows`` rows, at the head of blocks of ``block_rows``."""
     column_blocks, num_steps = inner_size // block, hidden_size // block
     first, end, num_row_blocks, in_front = tiles_of(num_blocks, column_blocks, tile_rows != block_rows)
@@ -94,7 +94,7 @@ def fp8_gate_up_kernel(
     group: tl.constexpr,
     halves: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[place], out_scales[place] = quantised silu(gate) * up in the order of ``pairs``. Rows of empty pairs are computed from row 0 and never read."""
     wait_for_inputs(is_early)
     walk_fp8_gate_up(rows, row_scales, gate_up, weight_scales, pairs, block_experts, num_blocks, out, out_scales, num_pairs,
@@ -122,7 +122,7 @@ def fp8_down_kernel(
     block: tl.constexpr,
     group: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[place] = down(activated[place]), two blocks of columns a tile; what the second takes from past the last column is not stored."""
     wait_for_inputs(is_early)
     num_row_blocks = tl.load(num_blocks)

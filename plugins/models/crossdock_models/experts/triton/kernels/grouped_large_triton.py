@@ -48,7 +48,7 @@ def walk_gate_up(
     block_columns: tl.constexpr,
     block_inner: tl.constexpr,
     group: tl.constexpr,
-):
+) -> None:
     """Tiles of ``tile_rows`` rows, at the head of blocks of ``block_rows``."""
     column_blocks = tl.cdiv(inner_size, block_columns)
     first, end, num_row_blocks, in_front = tiles_of(num_blocks, column_blocks, tile_rows != block_rows)
@@ -94,7 +94,7 @@ def large_gate_up_kernel(
     group: tl.constexpr,
     halves: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[place] = silu(gate) * up in the order of ``pairs``. Rows of empty pairs are computed from row 0 and never read."""
     wait_for_inputs(is_early)
     walk_gate_up(rows, gate_up, pairs, block_experts, num_blocks, out, num_pairs, hidden_size, inner_size, top_k,
@@ -121,7 +121,7 @@ def large_down_kernel(
     block_inner: tl.constexpr,
     group: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[place] = down(activated[place]). Half blocks are taken for whole ones: here tiles of half the rows cost more than they spare."""
     wait_for_inputs(is_early)
     num_row_blocks = tl.load(num_blocks)

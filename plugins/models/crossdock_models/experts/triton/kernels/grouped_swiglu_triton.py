@@ -45,7 +45,7 @@ def gate_up_kernel(
     group: tl.constexpr,
     weight_blocks: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     wait_for_inputs(is_early)
     column_blocks = tl.cdiv(inner_size, block_columns)
     num_row_blocks = tl.load(num_blocks)
@@ -112,7 +112,7 @@ def down_kernel(
     weight_blocks: tl.constexpr,
     fetched_lines: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[place] = down(activated[place]); places without a pair stay unwritten."""
     column_blocks = tl.cdiv(hidden_size, block_columns)
     if is_early and fetched_lines > 0:
@@ -165,7 +165,7 @@ def sum_choices_kernel(
     top_k: tl.constexpr,
     block: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """out[r] = sum over k, ascending, of weight * part of the choices that are here; accumulates in float32."""
     wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)

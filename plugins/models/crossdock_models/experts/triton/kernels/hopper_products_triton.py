@@ -75,7 +75,7 @@ def load_steps(
     step: gl.constexpr,
     group: gl.constexpr,
     stages: gl.constexpr,
-):
+) -> None:
     """Brings the operands of each step: rows one by one where pairs name them, else in blocks, and two blocks of weights."""
     element_bytes: gl.constexpr = weights.dtype.primitive_bitwidth // 8
     half_bytes: gl.constexpr = HALF_ROWS * step * element_bytes
@@ -196,7 +196,7 @@ def skip_steps(full, empty, stage, phase, num_steps, stages: gl.constexpr):
 
 
 @gluon.jit
-def store_result(value, result, out, row, column):
+def store_result(value, result, out, row, column) -> None:
     """A block of the result, by the copy engine once the one before has left shared memory."""
     tma.store_wait(0)
     result.index(0).store(value.to(out.dtype))
@@ -227,7 +227,7 @@ def multiply_rows(
     step: gl.constexpr,
     group: gl.constexpr,
     stages: gl.constexpr,
-):
+) -> None:
     """Every tile's first 64 rows, or with ``half`` its last."""
     out, out_scales, row_scales, weight_scales, pairs, block_experts, num_blocks = pointers
     instruction: gl.constexpr = [16, COLUMNS, 256 // left.dtype.primitive_bitwidth]
@@ -302,7 +302,7 @@ def hopper_product_kernel(
     step: gl.constexpr,
     group: gl.constexpr,
     stages: gl.constexpr,
-):
+) -> None:
     """out[place]: ``gated``, silu(gate) * up of the rows that ``pairs`` name (``gathers``); else down of the rows that lie in their places."""
     low = gl.allocate_shared_memory(weights.dtype, [stages, HALF_ROWS, step], left.layout)
     high = gl.allocate_shared_memory(weights.dtype, [stages, HALF_ROWS, step], left.layout)
