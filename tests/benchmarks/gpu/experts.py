@@ -1,10 +1,11 @@
-"""Grouped expert products on one GPU: ours, torch's ``_grouped_mm`` and, where installed, deep_gemm; microseconds a layer.
+"""Grouped expert products on one GPU: ours and torch's ``_grouped_mm``, taking turns; microseconds a layer.
 
-    python tests/benchmarks/gpu/experts.py --out FILE.json [--tune]
+    python tests/benchmarks/gpu/experts.py --out FILE.json [--shapes NAME ...] [--rows N ...] [--seconds S] [--tune]
 
-Random routing, bf16, both products with SwiGLU and the weighted sum for ours; the two products alone (rows already sorted, no
-activation, no sum) for the libraries, so their figures flatter them. Both take turns at the power limit (``turns``); parts are medians of
-graph replays, weights far larger than L2. ``--tune`` walks the tile space at each size and prints the best.
+Random routing, bf16. "ours" is everything between dispatch and combine: order, both products with SwiGLU, the weighted sum. "grouped_mm" is the
+library's two products alone, on rows that are sorted already, so it flatters them; "around grouped_mm" is everything as torch's users write
+it. They take turns at the power limit (``turns``), and so do the parts of the way for many rows; other parts are medians of graph replays.
+``--tune`` walks the tile space at each size and prints the best.
 """
 
 from __future__ import annotations
@@ -170,21 +171,20 @@ def part_us(
     return {name: median_us(call, inner) for name, call in calls.items()}
 
 
-def hopper_part_us(
+def hopper_parts(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights
-) -> dict[str, float]:
-    """Microseconds of each launch of the way for many rows on Hopper, taking turns."""
+) -> dict[str, Callable[[], Any]]:
+    """Each launch of the way for many rows on Hopper."""
     gate_up, down = experts.factors
     order = block_order(ids, experts.num_experts, BLOCK_ROWS, halves=True)
     activated = hopper_gate_up(Factor(values=x), ids.shape[1], order, gate_up, None)
     parts = hopper_down(activated, order, down, x.dtype, None)
-    calls: dict[str, Callable[[], Any]] = {
+    return {
         "order": lambda: block_order(ids, experts.num_experts, BLOCK_ROWS, halves=True),
         "gate_up": lambda: hopper_gate_up(Factor(values=x), ids.shape[1], order, gate_up, None),
         "down": lambda: hopper_down(activated, order, down, x.dtype, None),
         "sum": lambda: sum_choices(parts, order, weights),
     }
-    return turns_us(calls)
 
 
 def few_us(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights) -> dict[str, Any]:
@@ -202,62 +202,89 @@ def few_us(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: G
     return found
 
 
-def library_call(ids: torch.Tensor, experts: GroupedWeights) -> Callable[[], None]:
-    """torch._grouped_mm for both products, rows sorted beforehand."""
-    counts = torch.bincount(ids.flatten(), minlength=experts.gate_up.shape[0])
-    offsets = counts.cumsum(0).to(torch.int32)
-    x = torch.randn(ids.numel(), experts.gate_up.shape[2], device="cuda").to(torch.bfloat16)
-    h = torch.randn(ids.numel(), experts.down.shape[2], device="cuda").to(torch.bfloat16)
+def library_calls(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights
+) -> dict[str, Callable[[], Any]]:
+    """torch._grouped_mm: each product and both on rows sorted beforehand, and everything around them as torch's users write it."""
+    num_experts, top_k = experts.num_experts, ids.shape[1]
+    gate_up, down = experts.gate_up.transpose(1, 2), experts.down.transpose(1, 2)
+    offsets = torch.bincount(ids.flatten(), minlength=num_experts).cumsum(0).to(torch.int32)
+    sorted_rows = torch.randn(ids.numel(), experts.hidden_size, device="cuda").to(torch.bfloat16)
+    activated = torch.randn(ids.numel(), experts.inner_size, device="cuda").to(torch.bfloat16)
 
-    def call() -> None:
-        torch._grouped_mm(x, experts.gate_up.transpose(1, 2), offs=offsets)
-        torch._grouped_mm(h, experts.down.transpose(1, 2), offs=offsets)
+    def first() -> torch.Tensor:
+        return torch._grouped_mm(sorted_rows, gate_up, offs=offsets)
 
-    return call
+    def second() -> torch.Tensor:
+        return torch._grouped_mm(activated, down, offs=offsets)
+
+    def whole() -> torch.Tensor:
+        sorted_ids, order = ids.flatten().sort()
+        ends = torch.histc(sorted_ids.float(), bins=num_experts, min=0, max=num_experts - 1).cumsum(0).to(torch.int32)
+        row = order // top_k
+        gate, up = torch._grouped_mm(x.index_select(0, row), gate_up, offs=ends).chunk(2, dim=1)
+        parts = torch._grouped_mm(torch.nn.functional.silu(gate) * up, down, offs=ends)
+        parts = parts * weights.flatten().index_select(0, order)[:, None].to(parts.dtype)
+        return torch.zeros_like(x).index_add_(0, row, parts)
+
+    return {
+        "grouped_mm gate_up": first,
+        "grouped_mm down": second,
+        "grouped_mm": lambda: (first(), second()),
+        "around grouped_mm": whole,
+    }
 
 
-def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool) -> dict[str, Any]:
-    """One size: ours with the table's tiles, the library, the bound, and with ``tune`` the best tiles found."""
-    num_experts, hidden, inner = experts.down.shape
-    weights, ids = torch.rand(rows, num_experts, device="cuda").topk(top_k, dim=1)
-    x = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
-    calls = 5 if rows < 4096 else 1
+def tile_parts(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: GroupedWeights, tune: bool
+) -> dict[str, Any]:
+    """Parts, or the unsorted path, with the table's tiles and with ``tune`` others, where the way for many rows on Hopper is not taken."""
+    rows, per_expert = x.shape[0], ids.numel() / experts.num_experts
+    if experts.takes_large(per_expert):
+        large = choose_large_tiles(per_expert)
+        changes = LARGE_VARIANTS if tune else ({},)
+        variants = {str(change): attrs.evolve(large, **change) for change in changes}
+        return {"parts": {name: part_us(x, ids, weights, experts, tiles) for name, tiles in variants.items()}}
+    if rows <= 4:
+        return {"few": few_us(x, ids, weights, experts)}
 
-    def ours(tiles: Tiles | None) -> float:
-        return median_us(lambda: grouped_swiglu(x, ids, weights, experts, tiles), calls)
+    def ours_us(tiles: Tiles) -> float:
+        return median_us(lambda: grouped_swiglu(x, ids, weights, experts, tiles), 5)
 
-    weight_bytes = ids.unique().numel() * 3 * hidden * inner * 2
-    both = {"ours_us": lambda: grouped_swiglu(x, ids, weights, experts), "grouped_mm_us": library_call(ids, experts)}
-    row: dict[str, Any] = turns_us(both)
-    row["bound_us"] = round(max(weight_bytes / 4.3e6, rows * top_k * 6 * hidden * inner / 790e6), 1)
-    if rows <= 4096:
-        want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
-        got = grouped_swiglu(x, ids, weights, experts).float()
-        row["error"] = round(float((got - want).norm() / want.norm()), 5)
-    if experts.takes_hopper and rows * top_k / num_experts > MOST_MIDDLING_ROWS:
-        row["parts"] = hopper_part_us(x, ids, weights, experts)
-    elif experts.takes_large(rows * top_k / num_experts):
-        variants = LARGE_VARIANTS if tune else ({},)
-        large = choose_large_tiles(rows * top_k / num_experts)
-        row["parts"] = {
-            str(change): part_us(x, ids, weights, experts, attrs.evolve(large, **change)) for change in variants
-        }
-    elif rows <= 4:
-        row["few"] = few_us(x, ids, weights, experts)
-    else:
-        row["parts"] = part_us(x, ids, weights, experts, choose_tiles(rows * top_k / num_experts, 2))
-    if tune and rows < 4096:
+    row: dict[str, Any] = {"parts": part_us(x, ids, weights, experts, choose_tiles(per_expert, 2))}
+    if tune:
         found: list[tuple[float, str]] = []
-        for candidate in candidates(rows * top_k / num_experts):
+        for tiles in candidates(per_expert):
             try:
-                found.append((ours(candidate), repr(candidate)))
+                found.append((ours_us(tiles), repr(tiles)))
             except Exception as error:
-                print("left out", candidate, type(error).__name__, flush=True)
+                print("left out", tiles, type(error).__name__, flush=True)
         row["best"] = sorted(found)[:4]
     return row
 
 
-def measure(name: str, sizes: list[int], tune: bool) -> dict[str, Any]:
+def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool, seconds: float) -> dict[str, Any]:
+    """One size: ours with the table's tiles and the library taking turns, the bound, and with ``tune`` the best tiles found."""
+    num_experts, hidden, inner = experts.down.shape
+    weights, ids = torch.rand(rows, num_experts, device="cuda").topk(top_k, dim=1)
+    x = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
+    calls: dict[str, Callable[[], Any]] = {"ours": lambda: grouped_swiglu(x, ids, weights, experts)}
+    calls |= library_calls(x, ids, weights, experts)
+    takes_hopper = experts.takes_hopper and rows * top_k / num_experts > MOST_MIDDLING_ROWS
+    if takes_hopper:
+        calls |= hopper_parts(x, ids, weights, experts)
+    row: dict[str, Any] = {"us": turns_us(calls, seconds)}
+    weight_bytes = ids.unique().numel() * 3 * hidden * inner * 2
+    row["bound_us"] = round(max(weight_bytes / 4.3e6, rows * top_k * 6 * hidden * inner / 790e6), 1)
+    got, other = calls["ours"]().float(), calls["around grouped_mm"]().float()
+    row["difference"] = round(float((got - other).norm() / other.norm()), 5)
+    if rows <= 4096:
+        want = grouped_swiglu_torch(x, ids, weights, experts.gate_up, experts.down)
+        row["error"] = round(float((got - want).norm() / want.norm()), 5)
+    return row if takes_hopper else row | tile_parts(x, ids, weights, experts, tune)
+
+
+def measure(name: str, sizes: list[int], tune: bool, seconds: float) -> dict[str, Any]:
     """Some sizes of one shape."""
     num_experts, hidden, inner, top_k = SHAPES[name]
     experts = GroupedWeights(
@@ -266,7 +293,7 @@ def measure(name: str, sizes: list[int], tune: bool) -> dict[str, Any]:
     )
     results: dict[str, Any] = {}
     for rows in sizes:
-        results[str(rows)] = measure_rows(rows, top_k, experts, tune and rows in TUNED_ROWS)
+        results[str(rows)] = measure_rows(rows, top_k, experts, tune and rows in TUNED_ROWS, seconds)
         print(name, rows, results[str(rows)], flush=True)
     return results
 
@@ -277,10 +304,11 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    parser.add_argument("--seconds", type=float, default=0.3, help="of each turn")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
     for name in arguments.shapes:
-        results[name] = measure(name, arguments.rows, arguments.tune)
+        results[name] = measure(name, arguments.rows, arguments.tune, arguments.seconds)
         torch.cuda.empty_cache()
         with open(arguments.out, "w", encoding="utf8") as file:
             json.dump(results, file, indent=1)
