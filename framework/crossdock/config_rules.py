@@ -41,7 +41,8 @@ def physical_experts(config: Config, num_logical_experts: int, moe_ep_size: int)
     """Slots over all ranks.
 
     Raises:
-        ConfigValueError: fewer slots than experts, or not divisible by ``moe_ep_size``; gives the smallest number that works.
+        ConfigValueError: fewer slots than experts, not divisible by ``moe_ep_size``, or more than ``eplb.max_replicas`` copies of all
+            experts fill; gives the smallest number that works.
     """
     eplb = config.eplb
     slots = eplb.slots or num_logical_experts + eplb.num_redundant_experts
@@ -58,6 +59,13 @@ def physical_experts(config: Config, num_logical_experts: int, moe_ep_size: int)
             [
                 f"[eplb] slots: {slots} physical experts do not divide over moe_ep_size = {moe_ep_size} ranks"
                 f" ({num_logical_experts} logical experts); {advice}"
+            ]
+        )
+    if eplb.max_replicas and slots > eplb.max_replicas * num_logical_experts:
+        raise ConfigValueError(
+            [
+                f"[eplb] max_replicas: {num_logical_experts} experts with {eplb.max_replicas} replicas at most do not fill {slots} slots;"
+                f" set it to {-(-slots // num_logical_experts)} or more, or to 0 for no limit"
             ]
         )
     return slots

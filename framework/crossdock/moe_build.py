@@ -7,6 +7,7 @@ import torch
 from crossdock.comm import RankComms
 from crossdock.dispatch import make_dispatcher
 from crossdock.dispatch_capacity import RowLimits, needed_rows_per_rank
+from crossdock.errors import ConfigValueError
 from crossdock.experts import adapt_experts, agreed_wire, layouts_needed, make_experts
 from crossdock.location import make_expert_location, placement_maps
 from crossdock.observe.recorder import RecorderMode, RecorderSpec, make_recorder
@@ -28,6 +29,7 @@ def make_moe_parts(
 
     Raises:
         LoadFileError: ``eplb.init_location`` names a file that cannot be used.
+        ConfigValueError: its placement has more replicas of an expert than ``eplb.max_replicas``.
         CapacityTooSmall: the dispatcher cannot take the rows that the limits allow.
         PluginError: a plugin declines.
     """
@@ -136,7 +138,17 @@ def _first_placement(plan: RankPlan, moe: MoeSpec) -> Placement:
         return trivial_placement(num_layers, num_experts, plan.num_physical_experts)
     choice = plan.selection.plugin("eplb_algo")
     algo = make_eplb_algo(choice.name, choice.options)
-    return start_placement(location, expert_topology(plan, moe), algo, num_layers=num_layers, num_experts=num_experts)
+    topology = expert_topology(plan, moe)
+    first = start_placement(location, topology, algo, num_layers=num_layers, num_experts=num_experts)
+    most, limit = int(first.replica_counts.max()), plan.config.eplb.max_replicas
+    if limit and most > limit:
+        raise ConfigValueError(
+            [
+                f"[eplb] max_replicas: the placement of init_location has an expert with {most} replicas and {limit} are allowed;"
+                f" set it to {most} or more, or to 0 for no limit"
+            ]
+        )
+    return first
 
 
 def max_rows_per_rank(plan: RankPlan, input_rows: Layout, *, prefills: bool = True) -> int:

@@ -62,6 +62,17 @@ def test_slots_that_do_not_divide_give_the_smallest_number_that_works(
     assert physical_experts(fixed, logical, ep) == smallest
 
 
+@pytest.mark.parametrize(("slots", "max_replicas", "needed"), [(9, 1, 2), (17, 2, 3), (32, 3, 4)])
+def test_a_limit_of_replicas_with_which_slots_stay_empty_gives_the_smallest_that_works(
+    slots: int, max_replicas: int, needed: int
+) -> None:
+    config = attrs.evolve(Config(), eplb=EplbConfig(slots=slots, max_replicas=max_replicas))
+    with pytest.raises(ConfigValueError, match=f"do not fill {slots} slots; set it to {needed} or more"):
+        physical_experts(config, 8, 1)
+    assert physical_experts(attrs.evolve(config, eplb=EplbConfig(slots=slots, max_replicas=needed)), 8, 1) == slots
+    assert physical_experts(attrs.evolve(config, eplb=EplbConfig(slots=8, max_replicas=1)), 8, 1) == 8
+
+
 def test_slots_and_redundant_experts_are_two_ways_to_say_the_same() -> None:
     for eplb in (EplbConfig(slots=288), EplbConfig(num_redundant_experts=32)):
         config = attrs.evolve(Config(), eplb=eplb)

@@ -133,6 +133,10 @@ def diff(
     # One list stands for all layers, on either side.
     before = read_placement(old, num_layers=read_placement(new).num_layers)
     after = read_placement(new, num_logical_experts=before.num_logical_experts, num_layers=before.num_layers)
+    sizes = [(one.num_layers, one.num_physical_experts, one.num_logical_experts) for one in (before, after)]
+    if sizes[0] != sizes[1]:
+        were, are = ("{} layers of {} slots and {} experts".format(*each) for each in sizes)
+        raise ConfigValueError([f"OLD has {were} and NEW {are}: only placements of the same sizes can be compared"])
     topology = Topology(num_gpus=gpus, num_nodes=nodes, num_physical_experts=before.num_physical_experts)
     change = placement_change(before, after, topology)
     report: dict[str, Any] = {

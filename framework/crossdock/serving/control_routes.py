@@ -10,7 +10,7 @@ from aiohttp import web
 
 from crossdock.errors import RequestError
 from crossdock.serving.frontend import FRONTEND
-from crossdock.serving.http_io import json_response, typed_body
+from crossdock.serving.http_io import exact_body, json_response, typed_body
 from crossdock.serving.protocol.requests import AbortBody, RecordBody
 from crossdock.serving.status_routes import CONTROL_TIMEOUT_S
 
@@ -36,7 +36,9 @@ def control_handler(verb: str, body_class: type[Any] = RecordBody) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         arguments: dict[str, Any] = {}
         if request.method == "POST":
-            body = await typed_body(request, body_class)
+            # A misspelt name would be a recording in the wrong place; other engines' profilers take more than ours.
+            read = exact_body if body_class is RecordBody else typed_body
+            body = await read(request, body_class)
             arguments = {name: value for name, value in attrs.asdict(body).items() if value is not None}
         replies = await request.app[FRONTEND].engine.call(verb, arguments, CONTROL_TIMEOUT_S)
         results = [{"rank": reply.rank, **reply.result} for reply in replies]

@@ -44,6 +44,8 @@ async def post_placement_plan(request: web.Request) -> web.Response:
     body = await exact_body(request, PlanPlacementBody)
     if body.plan is not None and body.algo is not None:
         raise RequestError("algo and plan exclude each other: give a planner or a placement", field="algo")
+    if body.plan is not None and body.options:
+        raise RequestError("options and plan exclude each other: options are a planner's", field="options")
     state, counted = await _ask(frontend, "placement"), await _ask(frontend, "placement_load")
     # A planner may take a second; the event loop goes on meanwhile.
     answer = await asyncio.to_thread(_judged, frontend, state, counted, body)

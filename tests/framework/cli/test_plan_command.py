@@ -90,6 +90,26 @@ def test_one_list_stands_for_all_layers_on_either_side_of_a_diff(capsys: pytest.
         assert _json(capsys, "plan", "diff", old, new, "--gpus", "2", "--json")["moved_slots"] == [2, 0]
 
 
+@pytest.mark.parametrize(
+    ("new", "gpus", "sentence"),
+    [
+        ("[[0, 1, 2, 3, 0, 1]]", "2", "OLD has 1 layers of 4 slots and 4 experts and NEW 1 layers of 6 slots"),
+        ("[[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]]", "2", "3 layers"),
+        ("[[0, 1, 2, 0]]", "2", "expert"),
+        ("[[1, 0, 2, 3]]", "3", "3"),
+        ("[[1, 0, 2, 3]]", "0", "gpus"),
+    ],
+)
+def test_placements_that_cannot_be_compared_are_wrong_input(
+    new: str, gpus: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = "[[0, 1, 2, 3], [0, 1, 2, 3]]" if new.count("[") > 2 else "[[0, 1, 2, 3]]"
+    assert main(["plan", "diff", old, new, "--gpus", gpus]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("\n") == 1
+
+
 def test_bench_plan_prints_a_row_for_each_trace_config_and_planner(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

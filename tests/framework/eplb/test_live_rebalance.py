@@ -239,6 +239,13 @@ def test_a_start_placement_that_cannot_be_used_is_named_at_start(location: str, 
         logits(folder, [[1]], config)
 
 
+def test_a_start_placement_with_more_replicas_than_are_allowed_is_wrong_input(folder: Path) -> None:
+    slots = "[0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 1, 2]"
+    config = attrs.evolve(random_model_config(folder), eplb=EplbConfig(slots=12, init_location=slots, max_replicas=2))
+    with pytest.raises(UsageError, match="an expert with 3 replicas and 2 are allowed; set it to 3 or more"):
+        logits(folder, [[1]], config)
+
+
 @pytest.mark.parametrize(
     ("transport", "told"), [("nccl", "nccl needs GPUs"), ("peer", "peer needs GPUs of one machine")]
 )

@@ -122,6 +122,7 @@ def test_what_cannot_be_used_gets_400_and_the_field(run_server: RunServer) -> No
             ("/placement/plan", {"algo": "gloabl"}, "algo"),
             ("/placement/plan", {"algo": "global", "options": {"wrong": 1}}, "algo"),
             ("/placement/plan", {"algo": "global", "plan": SLOTS}, "algo"),
+            ("/placement/plan", {"options": {"effort": "fast"}, "plan": SLOTS}, "options"),
         ]
         for path, body, field in cases:
             status, answer = await server.post(path, body)

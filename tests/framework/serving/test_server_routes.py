@@ -186,6 +186,17 @@ def test_control_verbs_reach_every_replica(run_server: RunServer, method: str) -
     run_server(scenario, num_replicas=2)
 
 
+def test_a_misspelt_field_of_a_record_verb_is_refused_with_the_right_one(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        for verb in ("start", "stop", "dump"):
+            status, answer = await server.post(f"/{verb}_expert_distribution_record", {"output_dri": "x"})
+            assert status == 400
+            assert answer["error"]["param"] == "output_dri"
+            assert "did you mean 'output_dir'" in answer["error"]["message"]
+
+    run_server(scenario)
+
+
 def test_abort_request_ends_a_request_by_the_clients_id(run_server: RunServer) -> None:
     async def scenario(server: Any) -> None:
         server.engine.running.clear()
