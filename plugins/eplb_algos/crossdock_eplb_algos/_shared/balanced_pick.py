@@ -36,8 +36,9 @@ class LayerChoice:
 class ShareRule(Protocol):
     """Decides how many tokens each copy gets."""
 
-    def shares(self, choice: LayerChoice, counts: torch.Tensor) -> torch.Tensor:
-        """[R, E] int64 tokens of each rank and expert -> [M, R] float32 tokens of each copy. Pure: ranks get the same from the same."""
+    def shares(self, choice: LayerChoice, counts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """[R, E] int64 tokens of each rank and expert, and [E] their sums -> [M, R] float32 tokens of each copy. Pure: ranks get the
+        same from the same."""
         ...
 
 
@@ -80,7 +81,8 @@ class BalancedPick:
         choice.solve = self._choice(choice.table).solve
 
     def _ends(self, choice: LayerChoice, counts: torch.Tensor) -> torch.Tensor:
-        return whole_ends(self._rule.shares(choice, counts), counts.sum(0), choice.table)
+        tokens = counts.sum(0)
+        return whole_ends(self._rule.shares(choice, counts, tokens), tokens, choice.table)
 
     def _table(self, layer: int) -> CopyTable:
         maps = self._spec.maps

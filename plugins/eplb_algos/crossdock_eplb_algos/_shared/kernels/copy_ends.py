@@ -8,7 +8,7 @@ import torch
 
 from crossdock_eplb_algos._shared.copy_table import CopyTable, tokens_of_rows
 from crossdock_eplb_algos._shared.kernels.copy_ends_torch import PARTS, own_ends_torch, whole_ends_torch
-from crossdock_eplb_algos._shared.kernels.even_shares import has_kernels
+from crossdock_eplb_algos._shared.kernels.even_shares import block_of, has_kernels
 
 
 def whole_ends(shares: torch.Tensor, tokens: torch.Tensor, table: CopyTable) -> torch.Tensor:
@@ -40,7 +40,7 @@ def whole_ends_compiled(shares: torch.Tensor, tokens: torch.Tensor, table: CopyT
             tokens.shape[0],
             num_ranks,
             parts=PARTS,
-            ranks_block=_block(num_ranks),
+            ranks_block=block_of(num_ranks),
             num_warps=1,
         )
     return ends
@@ -64,12 +64,8 @@ def own_ends_compiled(
             num_ranks,
             own_rank,
             num_nodes,
-            nodes_block=_block(num_nodes),
-            node_ranks_block=_block(num_ranks // num_nodes),
+            nodes_block=block_of(num_nodes),
+            node_ranks_block=block_of(num_ranks // num_nodes),
             num_warps=1,
         )
     return own
-
-
-def _block(num_ranks: int) -> int:
-    return 1 << max(0, num_ranks - 1).bit_length()

@@ -8,7 +8,7 @@ import torch
 
 from crossdock_eplb_algos._shared.copy_table import CopyTable
 from crossdock_eplb_algos._shared.kernels.copy_picks_torch import copy_picks_torch, expert_counts_torch
-from crossdock_eplb_algos._shared.kernels.even_shares import has_kernels
+from crossdock_eplb_algos._shared.kernels.even_shares import block_of, has_kernels
 
 MOST_IDS = 1 << 14
 """The kernel compares each choice with those before it; above this a sort is cheaper."""
@@ -59,7 +59,7 @@ def copy_picks_compiled(topk_ids: torch.Tensor, ends: torch.Tensor, table: CopyT
             table.num_ranks,
             block=_BLOCK,
             others_block=_OTHERS_BLOCK,
-            ranks_block=1 << max(0, table.num_ranks - 1).bit_length(),
+            ranks_block=block_of(table.num_ranks),
             num_warps=4,
         )
     return picks

@@ -20,6 +20,11 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
+def block_of(size: int) -> int:
+    """Smallest power of two that holds ``size``, which is what a kernel's tile needs."""
+    return 1 << max(0, size - 1).bit_length()
+
+
 def even_shares(tokens: torch.Tensor, table: CopyTable) -> torch.Tensor:
     """[E] int64 tokens of each expert, on all ranks together -> [M, R] float32 tokens of each copy."""
     if has_kernels(tokens.device) and _cells(table) <= MOST_CELLS:
@@ -56,16 +61,16 @@ def even_shares_compiled(tokens: torch.Tensor, table: CopyTable) -> torch.Tensor
         steps=num_steps(num_slots),
         newton_steps=NEWTON_STEPS,
         is_compact=is_compact,
-        rows_block=_block(num_rows),
-        columns_block=_block(num_columns),
-        slots_block=_block(num_slots),
+        rows_block=block_of(num_rows),
+        columns_block=block_of(num_columns),
+        slots_block=block_of(num_slots),
         num_warps=_num_warps(_cells(table)),
     )
     return shares
 
 
 def _cells(table: CopyTable) -> int:
-    return _block(table.num_rows) * _block(table.columns.shape[0])
+    return block_of(table.num_rows) * block_of(table.columns.shape[0])
 
 
 def _num_warps(cells: int) -> int:
@@ -73,7 +78,3 @@ def _num_warps(cells: int) -> int:
     if cells <= 512:
         return 8
     return 4 if cells <= 2048 else 16
-
-
-def _block(size: int) -> int:
-    return 1 << max(0, size - 1).bit_length()

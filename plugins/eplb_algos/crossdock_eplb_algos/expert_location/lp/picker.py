@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class LeastMaximum:
     """The solution of the linear program."""
 
-    def shares(self, choice: LayerChoice, counts: torch.Tensor) -> torch.Tensor:
-        return choice.solve(counts.sum(0))
+    def shares(self, choice: LayerChoice, counts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return choice.solve(tokens)
 
 
 class LpPicker:
