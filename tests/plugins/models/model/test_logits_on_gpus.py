@@ -13,13 +13,18 @@ import numpy.typing as npt
 import pytest
 import torch
 from crossdock.config import CheckpointConfig, Config, LaunchConfig, ParallelConfig, PluginChoice, SchedulerConfig
+from crossdock.groups import resolve_sizes
 from crossdock.offline import logits, logits_job
 from crossdock.ops.topk_routing import TopkRule, topk_routing
+from crossdock.plugin_call import call_hook
+from crossdock.registry import load_plugin
 from crossdock.testing.engine_ranks import run_on_pool
 from crossdock.testing.model_variants import VARIANTS
 from crossdock.testing.random_checkpoint import write_random_checkpoint
 from crossdock.testing.tiny_models import FAMILY_FIELDS, FRAME
 from crossdock.testing.world import RankPool
+from crossdock.types.capability import Environment
+from crossdock.types.dispatch import DispatcherCapabilities
 from crossdock_models._shared import router
 
 Logits = list[npt.NDArray[np.float32]]
@@ -213,7 +218,7 @@ FP8_CASES = [
     pytest.param("alltoallv", {}, "triton", id="alltoallv-triton"),
     pytest.param("nvlink", {"wire": "fp8"}, "triton", id="nvlink-fp8-triton"),
     pytest.param("allgatherv", {}, "deep_gemm", id="allgatherv-deep_gemm", marks=needs("deep_gemm")),
-    pytest.param("nvlink", {"wire": "bf16"}, "deep_gemm", id="nvlink-bf16-deep_gemm", marks=needs("deep_gemm")),
+    pytest.param("nvlink", {"wire": "native"}, "deep_gemm", id="nvlink-native-deep_gemm", marks=needs("deep_gemm")),
     pytest.param("nvlink", {"wire": "fp8"}, "deep_gemm", id="nvlink-fp8-deep_gemm", marks=needs("deep_gemm")),
     pytest.param(
         "deepep", {"mode": "normal"}, "deep_gemm", id="deepep-normal-deep_gemm", marks=[DEEPEP, needs("deep_gemm")]
@@ -227,6 +232,15 @@ FP8_CASES = [
     ),
     pytest.param("deepep", {"mode": "auto", "wire": "bf16"}, "triton", id="deepep-auto-bf16-triton", marks=DEEPEP),
 ]
+
+
+@pytest.mark.parametrize(("dispatcher", "options"), [case.values[:2] for case in FP8_CASES])
+def test_the_dispatchers_of_the_fp8_cases_take_their_options(dispatcher: str, options: dict[str, object]) -> None:
+    """Here, because without a GPU the cases themselves do not run."""
+    sizes, packages = resolve_sizes(ranks=2, attn_dp_size=2), frozenset({"deep_ep", "triton"})
+    env = Environment(device="cuda", sizes=sizes, dtype="bfloat16", packages=packages)
+    found = call_hook(load_plugin("dispatcher", dispatcher), "dispatcher_capabilities", options=options, env=env)
+    assert isinstance(found, DispatcherCapabilities), found
 
 
 def save_fp8(folder: Path) -> Path:
