@@ -34,7 +34,8 @@ CASES = [
 CASES += [
     pytest.param("allgatherv", {}, id="allgatherv"),
     pytest.param("alltoallv", {}, id="alltoallv"),
-    pytest.param("nvlink", {}, id="nvlink"),
+    pytest.param("nvlink", {}, id="nvlink-native"),
+    pytest.param("nvlink", {"wire": "fp8"}, id="nvlink-fp8"),
 ]
 
 
