@@ -1,7 +1,12 @@
-"""Times calls that take turns on one GPU, each for long enough to bring the device to its power limit."""
+"""Times calls that take turns on one GPU at its power limit.
+
+The clock follows the power of the last tenths of a second, in swings of a few per cent. Turns are therefore much shorter than that, so that all
+calls meet the same clocks, and many; each round goes through the calls in the reverse order of the one before.
+"""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -9,18 +14,23 @@ import torch
 
 CALLS = 4
 """Calls in a graph."""
+TURN_US = 10_000
+"""Of one call."""
+HEATING = 0.3
+"""Share of the rounds that do not count."""
 
 
 def turns_us(calls: dict[str, Callable[[], Any]], seconds: float = 0.3) -> dict[str, float]:
-    """Microseconds of each call: graphs replayed for ``seconds``, of which the second half counts, once in order and once in reverse."""
+    """Microseconds of each call: medians over rounds in which its graph is replayed for ``TURN_US``, ``seconds`` a call in all."""
     graphs = {name: _captured(call) for name, call in calls.items()}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for names in (list(calls), list(calls)[::-1]):
-        for name in names:
-            replays = max(2, int(seconds * 1e6 / 2 / _replays_us(graphs[name], 2)))
-            _replays_us(graphs[name], replays)
-            times[name].append(_replays_us(graphs[name], replays) / CALLS)
-    return {name: round(sum(found) / len(found), 1) for name, found in times.items()}
+    replays = {name: max(1, round(TURN_US / _first_us(graph))) for name, graph in graphs.items()}
+    rounds = max(4, round(seconds * 1e6 / TURN_US))
+    turns: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
+    for index in range(rounds):
+        for name in list(calls) if index % 2 == 0 else list(calls)[::-1]:
+            turns[name].append(_replayed(graphs[name], replays[name]))
+    torch.cuda.synchronize()
+    return {name: _median_us(turns[name][int(rounds * HEATING) :], CALLS * replays[name]) for name in calls}
 
 
 def _captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
@@ -37,12 +47,24 @@ def _captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _replays_us(graph: torch.cuda.CUDAGraph, replays: int) -> float:
-    """Mean of some replays."""
+def _replayed(graph: torch.cuda.CUDAGraph, replays: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Before and after some replays; nothing waits for them."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(replays):
         graph.replay()
     end.record()
+    return start, end
+
+
+def _first_us(graph: torch.cuda.CUDAGraph) -> float:
+    """A replay, after one that does not count."""
+    graph.replay()
+    start, end = _replayed(graph, 1)
     torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1e3 / replays
+    return start.elapsed_time(end) * 1e3
+
+
+def _median_us(turns: list[tuple[torch.cuda.Event, torch.cuda.Event]], calls: int) -> float:
+    """Of one call, where a turn has ``calls``."""
+    return round(statistics.median(start.elapsed_time(end) for start, end in turns) * 1e3 / calls, 1)
