@@ -42,6 +42,29 @@ def home_nodes(load: Floats, nodes: Nodes) -> Ints:
     return np.repeat(pack_evenly(group_load, nodes.num_nodes)[0], num_experts // nodes.num_groups, axis=1)
 
 
+def slots_outside(slots: Ints, nodes: Nodes, num_experts: int) -> Ints:
+    """[L] slots of a slot map [L, P] that hold an expert of a group that is at home on another node.
+
+    Homes are read off the map: the group and the node that have most slots together first, until nodes have their groups.
+    """
+    num_layers, num_slots = slots.shape
+    group = slots // (num_experts // nodes.num_groups)
+    node = numbers(num_slots) // (num_slots // nodes.num_nodes)
+    together = np.zeros((num_layers, nodes.num_groups, nodes.num_nodes), dtype=np.int64)
+    np.add.at(together, (layer_index(num_layers), group, node), 1)
+    room = np.full((num_layers, nodes.num_nodes), nodes.num_groups // nodes.num_nodes)
+    layer, outside = numbers(num_layers), np.full(num_layers, num_slots)
+    for _ in range(nodes.num_groups):
+        best = together.reshape(num_layers, -1).argmax(axis=1)
+        of_group, of_node = np.divmod(best, nodes.num_nodes)
+        outside -= together[layer, of_group, of_node]
+        room[layer, of_node] -= 1
+        together[layer, of_group] = -1
+        full = np.flatnonzero(room[layer, of_node] == 0)
+        together[full, :, of_node[full]] = -1
+    return outside
+
+
 def escaping_packing(load: Floats, nodes: Nodes, effort: Effort) -> Packing:
     """A packing of ``load`` [L, E] with at most ``nodes.max_outside`` slots a layer outside their group's node."""
     home = home_nodes(load, nodes)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import numpy as np
 from crossdock.types.placement import ExpertLoad, Placement, Topology
 
-from crossdock_eplb_algos._shared.arrays import Floats, Ints
+from crossdock_eplb_algos._shared.arrays import Floats, Ints, numbers
 from crossdock_eplb_algos._shared.balance import EFFORTS, balanced_packing
 from crossdock_eplb_algos._shared.churn import MoveLimits, fewest_moves
 from crossdock_eplb_algos._shared.counts import greedy_counts, max_copies
 from crossdock_eplb_algos._shared.forecast import forecast_load
-from crossdock_eplb_algos._shared.hierarchy import Nodes, broken_rules, escaping_packing, exceeds_copies
+from crossdock_eplb_algos._shared.hierarchy import (
+    Nodes,
+    broken_rules,
+    escaping_packing,
+    exceeds_copies,
+    slots_outside,
+)
 from crossdock_eplb_algos._shared.links import linked_packing, relink
-from crossdock_eplb_algos._shared.packing import Packing, packing_of, replica_counts
+from crossdock_eplb_algos._shared.packing import Packing, has_twins, packing_of, replica_counts
 from crossdock_eplb_algos._shared.problem import Problem, make_placement, make_problem
 from crossdock_eplb_algos._shared.slots import (
     keep_slots,
@@ -22,6 +28,7 @@ from crossdock_eplb_algos._shared.slots import (
     trivial_map,
     with_missing_experts,
 )
+from crossdock_eplb_algos._shared.twins import part_twins, take_fresh_where_better
 from crossdock_eplb_algos.eplb_algo.crossdock.options import CrossdockOptions
 
 _SLACK, _SLACK_FEW_SLOTS, _MANY_SLOTS = 0.011, 0.015, 8
@@ -90,14 +97,18 @@ class CrossdockPlanner:
         mean = load.sum(axis=1) / problem.num_gpus
         fresh = self._balanced(problem)
         reach = np.maximum(fresh.max_load(), mean)
-        packing = packing_of(start, load, problem.num_gpus)
+        first = packing_of(start, load, problem.num_gpus)
+        packing = first.rows(numbers(num_layers))
+        parted, spent = np.zeros(0, dtype=np.int64), np.zeros(num_layers, dtype=np.int64)
+        if not options.move_price and problem.num_slots <= num_experts * problem.num_gpus:
+            parted, spent = part_twins(packing, num_experts, limit)
         fewest_moves(
             packing,
             load,
             replica_counts(start, num_experts),
             reach * (1 + slack * _AIM),
             reach * (1 + slack),
-            MoveLimits(max_moves=limit, price=options.move_price),
+            MoveLimits(max_moves=None if limit is None else limit - spent, price=options.move_price),
         )
         old = start.reshape(packing.experts.shape)
         if limit is None:
@@ -107,7 +118,7 @@ class CrossdockPlanner:
         if options.split == "batch":
             room = np.maximum(
                 packing.max_load(),
-                np.minimum(packing_of(start, load, problem.num_gpus).max_load(), reach * (1 + slack)),
+                np.minimum(first.max_load(), reach * (1 + slack)),
             )
             left = (
                 np.full(num_layers, _RELINKS)
@@ -115,6 +126,9 @@ class CrossdockPlanner:
                 else (limit - moved_replicas(old, packing.experts, num_experts)) // 2
             )
             relink(packing, room, np.clip(left, 0, _RELINKS), EFFORTS[options.effort].link_tries)
+        if parted.size:
+            renamed = relabelled(old, fresh, num_experts) if limit is None else None
+            take_fresh_where_better(packing, first, renamed, parted)
         return keep_slots(old, packing.experts).reshape(num_layers, -1)
 
     def _on_nodes(self, problem: Problem) -> Ints:
@@ -132,6 +146,8 @@ class CrossdockPlanner:
         if problem.current is not None:
             now = packing_of(problem.current, problem.load, problem.num_gpus).max_load()
             keep = now <= packing.max_load() * (1 + slack)
+            keep &= slots_outside(problem.current, nodes, problem.load.shape[1]) <= nodes.max_outside
+            keep &= ~has_twins(problem.current.reshape(packing.experts.shape)).any(axis=1)
             slots = np.where(keep[:, None], problem.current, slots)
         return slots
 

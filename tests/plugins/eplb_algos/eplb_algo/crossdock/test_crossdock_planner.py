@@ -8,6 +8,9 @@ from crossdock.errors import ConfigValueError
 from crossdock.placement import balancedness, balancedness_bound, placement_change, plan
 from crossdock.testing.expert_loads import LOADS
 from crossdock.types.placement import Placement, Topology
+from crossdock_eplb_algos._shared.hierarchy import Nodes, slots_outside
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 Loads = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 DEEP = (6, 8, 256)
@@ -189,6 +192,48 @@ def test_slots_outside_their_node_stay_within_the_given_part() -> None:
     assert _balance(found, load, topology).mean() > _balance(strict, load, topology).mean()
     flat = plan("crossdock", load, _topology(144, 16, nodes=4, groups=3), outside=0.1)
     assert "planned flat" in flat.notes[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10_000), st.sampled_from([(2, 18), (4, 22), (8, 40), (3, 29)]), st.sampled_from(["even", "batch"])
+)
+def test_copies_that_share_a_gpu_are_parted_and_no_layer_becomes_worse(
+    seed: int, sizes: tuple[int, int], split: str
+) -> None:
+    """As placements of other planners may have them."""
+    gpus, num_experts = sizes
+    rng = np.random.default_rng(seed)
+    slots = gpus * (-(-num_experts // gpus) + 1 + seed % 3)
+    rest = slots - num_experts
+    maps = [rng.permutation([*range(num_experts), *rng.integers(0, num_experts, rest).tolist()]) for _ in range(3)]
+    current, topology = Placement.from_physical(np.stack(maps), num_experts), _topology(slots, gpus)
+    load = rng.zipf(1.5, (3, num_experts)).clip(0, 500) * float(seed % 7 > 0)
+    found = plan("crossdock", load, topology, current, split=split)
+    held = (found.physical_to_logical.reshape(3, gpus, -1, 1) == np.arange(num_experts)).sum(axis=2)
+    assert not ((held > 1).any(axis=1) & (held == 0).any(axis=1)).any(), "another GPU could have taken a copy"
+    assert (_balance(found, load, topology) >= _balance(current, load, topology) - 1e-9).all()
+
+
+@pytest.mark.parametrize("most", [0, 1, 5, 20])
+def test_copies_that_share_a_gpu_are_parted_within_the_limit_of_moves(most: int) -> None:
+    rng = np.random.default_rng(most)
+    maps = [rng.permutation([*range(32), *rng.integers(0, 32, 16).tolist()]) for _ in range(6)]
+    current, topology = Placement.from_physical(np.stack(maps), 32), _topology(48, 4)
+    found = plan("crossdock", rng.zipf(1.5, (6, 32)).clip(0, 500), topology, current, max_moves=most)
+    assert placement_change(current, found, topology).moved.max() <= most
+
+
+def test_a_placement_that_is_not_kept_to_nodes_is_left_although_it_is_even() -> None:
+    topology = _topology(144, 16, nodes=4, groups=8)
+    load = LOADS["zipf"]((1, 4, 128), 3)[0]
+    flat = plan("crossdock", load, topology)
+    found = plan("crossdock", load, topology, flat, outside=0.1)
+    nodes = Nodes(num_groups=8, num_nodes=4, num_gpus=16, num_slots=144, max_outside=14)
+    assert slots_outside(flat.physical_to_logical, nodes, 128).min() > nodes.max_outside
+    assert slots_outside(found.physical_to_logical, nodes, 128).max() <= nodes.max_outside
+    again = plan("crossdock", load, topology, found, outside=0.1)
+    assert np.array_equal(again.physical_to_logical, found.physical_to_logical)
 
 
 def test_a_forecast_beats_the_last_step_by_a_point_where_topics_change() -> None:
