@@ -53,7 +53,8 @@ def plan(
         ConfigValueError: the load, the sizes or an option cannot be used; says what to change.
         InvalidPlacement: ``current`` is not a placement, or a planner returned one that does not fit.
     """
-    planner = make_eplb_algo(algo, options)
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+    planner = make_eplb_algo(algo, plain)
     expert_load = load if isinstance(load, ExpertLoad) else ExpertLoad(counts=_host_array(load))
     if current is not None and not isinstance(current, Placement):
         current = Placement.from_physical(_host_array(current), expert_load.num_logical_experts)

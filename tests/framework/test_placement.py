@@ -75,6 +75,13 @@ def test_an_unknown_option_names_the_accepted_ones() -> None:
         make_eplb_algo("crossdock", {"max_move": 3})
 
 
+def test_options_may_be_numbers_of_numpy() -> None:
+    load, current = [[9.0, 1.0, 1.0]], [[0, 1, 2, 2]]
+    found = plan("crossdock", load, TWO_GPUS, current, max_moves=np.int64(1), slack=np.float32(0.0))
+    expected = plan("crossdock", load, TWO_GPUS, current, max_moves=1, slack=0.0)
+    assert np.array_equal(found.physical_to_logical, expected.physical_to_logical)
+
+
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
 def test_loads_may_be_tensors_of_any_type(algo: str, dtype: torch.dtype) -> None:

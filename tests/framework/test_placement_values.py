@@ -28,6 +28,34 @@ def test_a_topology_names_the_count_that_is_below_one(name: str) -> None:
         Topology(**sizes)
 
 
+@pytest.mark.parametrize("count", [2.5, "2", None])
+def test_a_topology_takes_integers_only(count: object) -> None:
+    with pytest.raises(ConfigValueError, match=f"num_gpus: must be an integer, found {count!r}"):
+        Topology(num_gpus=count, num_nodes=1, num_physical_experts=6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("counts", [[["many", "few"]], [[1, 2], [3]], [[1j, 2.0]], [[object(), 1]]])
+def test_a_load_of_anything_but_numbers_is_refused(counts: list[list[object]]) -> None:
+    with pytest.raises(ConfigValueError, match="load: expected numbers, in rows of equal length"):
+        ExpertLoad(counts=counts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [[[0.5, 1.0]], [[float("nan"), 1.0]], [["zero", "one"]], [[0, 1], [0]], [[True, False]], [[2**63, 1]], [[None, 1]]],
+    ids=str,
+)
+def test_slots_of_anything_but_integers_are_refused(slots: list[list[object]]) -> None:
+    with pytest.raises(InvalidPlacement, match="slots: expected the integers of logical experts"):
+        Placement.from_physical(slots, 2)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_are_slots_in_whatever_type() -> None:
+    for dtype in (np.float64, np.int8, np.uint64):
+        slots = np.array([[0, 1, 1]], dtype=dtype)
+        assert Placement.from_physical(slots, 2).physical_to_logical.tolist() == [[0, 1, 1]]
+
+
 def test_a_topology_without_a_living_gpu_or_with_a_short_list_is_refused() -> None:
     with pytest.raises(ConfigValueError, match="no GPU is alive"):
         Topology(num_gpus=2, num_nodes=1, num_physical_experts=4, active_gpus=(False, False))

@@ -33,11 +33,11 @@ class Topology:
     """False for a dead GPU; None when all are alive."""
 
     def __attrs_post_init__(self) -> None:
-        problems = [
-            f"topology {name}: must be at least 1, found {count}"
-            for name in ("num_gpus", "num_nodes", "num_physical_experts", "num_groups")
-            if (count := getattr(self, name)) < 1
-        ]
+        counts = {name: getattr(self, name) for name in ("num_gpus", "num_nodes", "num_physical_experts", "num_groups")}
+        wrong = {name: count for name, count in counts.items() if not isinstance(count, (int, np.integer))}
+        problems = [f"topology {name}: must be an integer, found {count!r}" for name, count in wrong.items()]
+        few = [name for name in counts if name not in wrong and counts[name] < 1]
+        problems += [f"topology {name}: must be at least 1, found {counts[name]}" for name in few]
         if not problems and self.num_physical_experts % self.num_gpus:
             smallest = -(-self.num_physical_experts // self.num_gpus) * self.num_gpus
             problems.append(
@@ -77,8 +77,29 @@ MOST_TOKENS = float(2**53)
 
 
 def _as_counts(counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    array = np.asarray(counts, dtype=np.float64)
+    try:
+        array = np.asarray(counts)
+        if array.dtype.kind not in "biufO":
+            raise TypeError(f"found {array.dtype}")
+        array = array.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigValueError([f"load: expected numbers, in rows of equal length; {error}"]) from error
     return array[None] if array.ndim == 2 else array
+
+
+def _as_slots(slots: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """[L, P] copy; floats where they are whole."""
+    try:
+        array = np.array(slots, ndmin=2)
+        with np.errstate(invalid="ignore"):
+            whole = array.astype(np.int64)
+        if array.dtype.kind not in "iu" and not (array.dtype.kind == "f" and (whole == array).all()):
+            raise TypeError(f"found {array.dtype}")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidPlacement(
+            f"slots: expected the integers of logical experts, in rows of equal length; {error}"
+        ) from error
+    return whole
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -175,7 +196,7 @@ class Placement:
             active_slots: [P]; slots where it is False are in no replica list (dead GPUs).
             notes: see the field.
         """
-        slots = np.array(physical_to_logical, dtype=np.int64, ndmin=2)
+        slots = _as_slots(physical_to_logical)
         check_slots(slots, num_logical_experts)
         num_layers, num_slots = slots.shape
         if num_logical_experts > num_slots:
