@@ -12,6 +12,7 @@ import torch
 from crossdock.config import CheckpointConfig, Config, LaunchConfig, PluginChoice
 from crossdock.offline import logits
 from crossdock.testing.random_checkpoint import write_random_checkpoint
+from safetensors import safe_open
 
 CONFIG: dict[str, Any] = {
     "model_type": "deepseek_v3",
@@ -59,6 +60,27 @@ CASES = [
 ]
 
 
+ODD = {"hidden_size": 192, "moe_intermediate_size": 160, "intermediate_size": 320}
+"""No size is a multiple of 128: scales of the last block cover a part of it."""
+EXPERTS_ONLY = ["self_attn", "shared_experts", "model.layers.0.mlp"]
+MIXES: dict[str, tuple[dict[str, int], list[str]]] = {
+    "experts only": ({}, EXPERTS_ONLY),
+    "shared experts plain": ({}, ["shared_experts"]),
+    "odd sizes": (ODD, []),
+    "odd sizes, experts only": (ODD, EXPERTS_ONLY),
+}
+"""Sizes that differ, and what is stored as it is."""
+
+
+def mixed_config(mix: str) -> dict[str, Any]:
+    sizes, plain = MIXES[mix]
+    return {
+        **CONFIG,
+        **sizes,
+        "quantization_config": {**CONFIG["quantization_config"], "modules_to_not_convert": plain},
+    }
+
+
 def config_of(folder: Path, device: str, dtype: str, experts: str) -> Config:
     return Config(
         checkpoint=CheckpointConfig(path=str(folder), dtype=dtype),
@@ -78,19 +100,45 @@ def error_of(found: list[np.ndarray[Any, Any]], wanted: list[np.ndarray[Any, Any
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("experts", "tolerance"), CASES)
 def test_logits_of_an_fp8_checkpoint_stay_close_to_float32(experts: str, tolerance: float, tmp_path: Path) -> None:
-    write_random_checkpoint(tmp_path, CONFIG, seed=4)
+    assert_close(CONFIG, experts, tolerance, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("experts", ["auto", "triton"])
+@pytest.mark.parametrize("mix", MIXES)
+def test_logits_of_a_checkpoint_that_is_fp8_in_part_stay_close_to_float32(
+    mix: str, experts: str, tmp_path: Path
+) -> None:
+    assert_close(mixed_config(mix), experts, FP8_TOLERANCE, tmp_path)
+
+
+def assert_close(config: dict[str, Any], experts: str, tolerance: float, folder: Path) -> None:
+    write_random_checkpoint(folder, config, seed=4)
     generator = np.random.default_rng(1)
     ids = [generator.integers(0, CONFIG["vocab_size"], length).tolist() for length in LENGTHS]
-    wanted = logits(tmp_path, ids, config_of(tmp_path, "cpu", "float32", "torch"))
-    found = logits(tmp_path, ids, config_of(tmp_path, "cuda", "bfloat16", experts))
+    wanted = logits(folder, ids, config_of(folder, "cpu", "float32", "torch"))
+    found = logits(folder, ids, config_of(folder, "cuda", "bfloat16", experts))
     error = error_of(found, wanted)
     print(f"{experts}: relative error {error:.4f}")
     assert error <= tolerance
 
 
-def test_the_small_model_is_read_on_a_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mix", MIXES)
+def test_only_what_is_not_left_out_is_stored_in_8_bits(mix: str, tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path, mixed_config(mix), seed=4)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        stored = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
+    narrow = {name for name, dtype in stored.items() if dtype == "F8_E4M3"}
+    assert any(".mlp.experts." in name for name in narrow)
+    assert not [name for name in narrow for part in MIXES[mix][1] if part in name]
+    assert any("self_attn" in name for name in narrow) == ("self_attn" not in MIXES[mix][1])
+
+
+@pytest.mark.parametrize("config", [CONFIG, *map(mixed_config, MIXES)], ids=["whole", *MIXES])
+def test_the_small_model_is_read_on_a_cpu(config: dict[str, Any], tmp_path: Path) -> None:
     """bfloat16 against float32, so that the GPU test compares what runs."""
-    write_random_checkpoint(tmp_path, CONFIG, seed=4)
+    write_random_checkpoint(tmp_path, config, seed=4)
     wanted = logits(tmp_path, [[1, 2, 3]], config_of(tmp_path, "cpu", "float32", "torch"))
     found = logits(tmp_path, [[1, 2, 3]], config_of(tmp_path, "cpu", "bfloat16", "torch"))
     assert error_of(found, wanted) <= BF16_TOLERANCE
