@@ -107,8 +107,6 @@ class Bench:
         self.executors = {name: Executor(built.model, one) for name, one in strategies.items()}
         self.takes_budget = arguments.experts in ("deep_gemm", "triton") and not arguments.keep_sms
         self.step = 0
-        self.transfer_ms: dict[int, float] = {}
-        """Of a pass of so many rows, over the link as it is."""
         self.logits = torch.empty(0)
         """Of the last pass."""
 
@@ -238,14 +236,11 @@ class Bench:
         stages = {name: span_shares(found) for name, found in spans.items()}
         exposed = {name: communication_ms(one) for name, one in stages.items()}
         waits = {name: self.rank_waits(found) for name, found in spans.items() if name != "hidden"}
-        waited_ms = waits["halves"][self.rank] if waits["halves"] is not None else 0.0
-        transfer_ms = exposed["halves"] - waited_ms
+        transfer_ms = exposed["halves"] - self._own(waits["halves"])
         # Transfers take multiprocessors while they run, not while a link holds them. With a budget the experts' own times show what is lent to
         # the half of them that runs beside experts; the other half runs beside attention.
-        if self.link.bytes_per_us == 0.0:
-            self.transfer_ms[rows] = transfer_ms
         lent = self.communication_sms / self.most_sms * (0.5 if self.takes_budget else 1.0) if self.is_cuda else 0.0
-        lent_ms = self.transfer_ms.get(rows, transfer_ms) * lent
+        lent_ms = lent * (self.free_transfer_ms(work) if self.link.bytes_per_us else transfer_ms)
         ceiling_ms = max(results["hidden"]["ms"] + self.slowest(lent_ms), self.slowest(transfer_ms))
         sequential_ms, two_batch_ms = results["sequential"]["ms"], results["two_batch"]["ms"]
         gain_ms = sequential_ms - ceiling_ms
@@ -268,6 +263,16 @@ class Bench:
                 for name, one in stages.items()
             },
         }
+
+    def free_transfer_ms(self, work: StepWork) -> float:
+        """Of a pass in halves, over the link as it is."""
+        held, self.link.bytes_per_us = self.link.bytes_per_us, 0.0
+        spans = self.spans("halves", work, overlap=True)
+        self.link.bytes_per_us = held
+        return communication_ms(span_shares(spans)) - self._own(self.rank_waits(spans))
+
+    def _own(self, of_each_rank: list[float] | None) -> float:
+        return of_each_rank[self.rank] if of_each_rank is not None else 0.0
 
     def _write_traces(self, name: str, spans: dict[str, tuple[Span, ...]]) -> None:
         for way, found in spans.items() if self.traces is not None else ():
@@ -350,7 +355,7 @@ def main() -> None:
             f"prefill {rows}, {pause_ms} ms apart",
             lambda rows=rows, ms=pause_ms: bench.paused(prefill_work(rows, bench.rank), ms),
         )
-    for rows in () if pauses else bench.rows:
+    for rows in () if pauses or arguments.held_only else bench.rows:
         run(f"prefill {rows}", lambda rows=rows: bench.prefill_results(rows))
         run(f"prefill {rows}, gate", lambda rows=rows: bench.gated(prefill_work(rows, bench.rank)))
     if arguments.decode_rows and is_cuda and not pauses:

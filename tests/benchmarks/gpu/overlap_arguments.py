@@ -23,6 +23,7 @@ def arguments_of_call() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="turns of each way that count")
     parser.add_argument("--in-a-row", type=int, default=3, help="passes of a turn, of which the first does not count")
     parser.add_argument("--held-gbps", type=float, default=50.0, help="rate of the held link; 0 leaves it out")
+    parser.add_argument("--held-only", action="store_true", help="nothing over the link as it is")
     parser.add_argument("--short", action="store_true", help="without single_batch")
     parser.add_argument("--traces", default="", help="folder for the operations of each way, one file a rank")
     parser.add_argument("--kernels", action="store_true", help="there, too, the kernels of an overlapped pass")

@@ -22,6 +22,7 @@ from crossdock.types.dispatch import Pending, Received, ReceiveLayout, ScaleForm
 from crossdock_dispatchers.nvlink.capabilities import nvlink_capabilities
 from crossdock_dispatchers.nvlink.kernels.put_rows import put_rows, wait_rows
 from crossdock_dispatchers.nvlink.kernels.sum_rows import sum_rows, useful_chunks, wait_outputs
+from crossdock_dispatchers.nvlink.segment_counts import SegmentCounts
 from crossdock_dispatchers.nvlink.workspace import SlotBuffers, SymmetricAllocator, allocate_slot
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class _Flight:
     inputs: tuple[torch.Tensor, ...] = ()
     """Kept alive until the transfer stream has read them."""
     issued: torch.cuda.Event | None = None
+    is_counted: bool = False
+    """The transfer stream waits for the peers' rows, too, and the host is told how many places they need."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -59,7 +62,8 @@ class NvlinkDispatcher:
 
     In a step of one micro-batch each way is a single launch on the current stream. In a step of two, ``begin`` issues the transfer on a
     stream of its own with ``overlap_programs`` multiprocessors, and ``end`` waits for the peers' flags; outputs are then summed by all
-    multiprocessors.
+    multiprocessors. Where the experts take segments the transfer stream waits for those flags, and the host of an eager step is told there how
+    many rows the segments have.
     """
 
     def __init__(self, spec: DispatcherSpec, options: NvlinkOptions, allocator: SymmetricAllocator) -> None:
@@ -74,6 +78,12 @@ class NvlinkDispatcher:
         self._chunks = options.chunks
         # Before other streams: a transfer that stands behind a long product hides nothing.
         self._stream = torch.cuda.Stream(spec.device, priority=-1) if spec.max_in_flight > 1 else None
+        # Beside other work only: else the experts ask just as soon.
+        self._counts = (
+            SegmentCounts(spec.num_local_experts, spec.expert_alignment, spec.max_in_flight, spec.device)
+            if self._stream is not None and spec.expert_alignment > 1
+            else None
+        )
         quantised = options.wire == "fp8"
         self._slots: list[SlotBuffers] = [
             allocate_slot(
@@ -108,6 +118,7 @@ class NvlinkDispatcher:
         programs = min(self._programs if stream is None else self._overlap_programs, bucket)
         hidden_states, topk_ids, topk_weights = (x.contiguous() for x in (hidden_states, topk_ids, topk_weights))
         buffers = self._slots[slot]
+        counts = self._counts if stream is not None and step.bucket is None else None
 
         def put() -> None:
             put_rows(
@@ -122,6 +133,9 @@ class NvlinkDispatcher:
                 synchronise=True,
                 wait=stream is None,
             )
+            if counts is not None:
+                wait_rows(buffers, rank=self._rank, programs=programs)
+                counts.issue(buffers.ids.local[: self._spec.sizes.ranks * bucket], slot)
 
         issued = _issue(put, stream)
         flight = _Flight(
@@ -131,6 +145,7 @@ class NvlinkDispatcher:
             topk_ids=topk_ids,
             inputs=() if stream is None else (hidden_states, topk_weights),
             issued=issued,
+            is_counted=counts is not None,
         )
         return Pending(slot=slot, payload=flight)
 
@@ -139,7 +154,8 @@ class NvlinkDispatcher:
         buffers = self._slots[pending.slot]
         if flight.issued is not None:
             torch.cuda.current_stream().wait_event(flight.issued)
-            wait_rows(buffers, rank=self._rank, programs=flight.programs)
+            if not flight.is_counted:
+                wait_rows(buffers, rank=self._rank, programs=flight.programs)
         rows = self._spec.sizes.ranks * flight.bucket
         return Received(
             layout=ReceiveLayout.TOKEN_ROWS,
@@ -148,6 +164,7 @@ class NvlinkDispatcher:
             scale_form=None if buffers.scales is None else ScaleForm.FP32_ROW,
             local_topk_ids=buffers.ids.local[:rows],
             row_weights=buffers.weights.local[:rows],
+            aligned_rows=self._counts.wait(pending.slot) if self._counts is not None and flight.is_counted else None,
             slot=pending.slot,
             way_back=flight,
         )
