@@ -8,6 +8,9 @@ together. Decode counts whole-batch tokens from the moment every sequence has it
 paged cache, step plan, sampling. ``--weights narrow`` draws every parameter from -0.001 to 0.001, as vLLM's dummy weights. Router
 scores are then so alike that bfloat16 cannot tell them apart; float32, which we route in, can. ``tied`` makes them equal, so that every
 token takes the same experts. ``--count-experts`` tells how many a layer touches (and costs time, so its rates do not count).
+
+Weight bytes are most of a decode step, so rates depend on how many experts the rows of a step touch. DeepSeek-V2-Lite on one GPU is
+therefore told with both routings: spread, as the random model's routers choose, and tied; a few layers count what either touches first.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from crossdock.engine_build import build_engine
 from crossdock.host_memory import set_aside_built_objects
 from crossdock.rank_plan import RankPlan, plan_rank
 from engine_link import BenchLink, TimedRunner, Workload, random_workload
+from engine_routing import COUNTED_LAYERS, TIED, TOLD_SHAPES, tie_routers, touched_experts
 from shapes import SHAPES
 
 PROMPT, NEW, WARM_NEW, LONG_PROMPTS, LONG_PROMPT = 128, 128, 8, 16, 4096
@@ -75,6 +79,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--attn-tp", type=int, default=1)
     parser.add_argument("--dispatcher", default="allgatherv")
     parser.add_argument("--experts", default="auto")
+    parser.add_argument("--strategy", default="sequential")
     parser.add_argument("--weights", choices=("unit", *READS), default="unit")
     parser.add_argument("--count-experts", action="store_true")
     parser.add_argument("--graphs", choices=("auto", "off"), default="auto")
@@ -95,6 +100,7 @@ def config_of(arguments: argparse.Namespace, folder: str, ranks: int, most: int)
         recorder=RecorderConfig(mode="stat" if arguments.count_experts else "off"),
         dispatcher=PluginChoice(name=arguments.dispatcher),
         experts=PluginChoice(name=arguments.experts),
+        strategy=PluginChoice(name=arguments.strategy),
         scheduler=SchedulerConfig(
             max_running_requests=most,
             max_step_tokens=16384,
@@ -109,8 +115,10 @@ def config_of(arguments: argparse.Namespace, folder: str, ranks: int, most: int)
     )
 
 
-def workloads(batches: list[int], replicas: int, replica: int, vocab: int, repeats: int) -> list[Workload]:
-    """One replica's share of each, warm-ups first."""
+def workloads(
+    batches: list[int], replicas: int, replica: int, vocab: int, repeats: int, *, both_routings: bool = False
+) -> list[Workload]:
+    """One replica's share of each, warm-ups first; last decode with tied routers, where ``both_routings`` are wanted."""
     made: list[Workload] = []
     for repeat in range(repeats + 1):
         name, new = ("warm", WARM_NEW) if repeat == 0 else (f"{repeat}", NEW)
@@ -119,20 +127,34 @@ def workloads(batches: list[int], replicas: int, replica: int, vocab: int, repea
             for batch in batches
         ]
         made.append(random_workload(f"{name} prefill", LONG_PROMPTS // replicas, LONG_PROMPT, 1, vocab, replica))
+    tied = range(1, repeats + 1) if both_routings else ()
+    for repeat in tied:
+        made += [
+            random_workload(f"{TIED} {repeat} decode {batch}", batch // replicas, PROMPT, NEW, vocab, replica)
+            for batch in batches
+        ]
     return made
 
 
 def summary(results: dict[str, dict[str, float]], batches: list[int], replicas: int) -> dict[str, Any]:
     """Medians and extremes over the repetitions; rates of all ranks together."""
+    timed = {name: result for name, result in results.items() if name[0].isdigit()}
+    found: dict[str, Any] = _decode_summary(timed, batches, replicas)
+    tokens = LONG_PROMPTS * LONG_PROMPT
+    found["prefill"] = _spread([tokens / run["total_s"] for name, run in timed.items() if name.endswith("prefill")])
+    tied = {name: result for name, result in results.items() if name.startswith(TIED)}
+    return {**found, TIED: _decode_summary(tied, batches, replicas)} if tied else found
+
+
+def _decode_summary(results: dict[str, dict[str, float]], batches: list[int], replicas: int) -> dict[str, Any]:
+    """Also of the whole run, prompts included, and of the first token of all."""
     found: dict[str, Any] = {}
     for batch in batches:
-        runs = [result for name, result in results.items() if name[0].isdigit() and name.endswith(f"decode {batch}")]
+        runs = [result for name, result in results.items() if name.endswith(f"decode {batch}")]
         rates = [run["decode_tok_s"] * replicas for run in runs]
+        whole = [batch * NEW / run["total_s"] for run in runs]
         steps = {key: value for key, value in runs[-1].items() if key.endswith("_ms")}
-        found[f"decode {batch}"] = {**_spread(rates), "step": steps}
-    tokens = LONG_PROMPTS * LONG_PROMPT
-    runs = [result for name, result in results.items() if name[0].isdigit() and name.endswith("prefill")]
-    found["prefill"] = _spread([tokens / run["total_s"] for run in runs])
+        found[f"decode {batch}"] = {**_spread(rates), "whole_run_tok_s": _spread(whole)["tok_s"], "step": steps}
     return found
 
 
@@ -142,17 +164,6 @@ def _spread(rates: list[float]) -> dict[str, float]:
         "min": round(min(rates), 1),
         "max": round(max(rates), 1),
     }
-
-
-def touched_experts(runner: TimedRunner, comms: RankComms) -> dict[str, float]:
-    """Experts with rows, a layer, by the power of two above the pass's rows; over the recorder's window."""
-    counts = runner.recorder.logical_counts(comms.world).cpu()
-    found: dict[int, list[float]] = {}
-    for one in counts:
-        choices = int(one[0].sum())
-        if choices:
-            found.setdefault(choices.bit_length(), []).append(float((one > 0).sum(dim=1).float().mean()))
-    return {f"{1 << size} choices": round(statistics.mean(values), 1) for size, values in sorted(found.items())}
 
 
 def write_profile(profile: torch.profiler.profile, file: Path) -> None:
@@ -167,11 +178,17 @@ def measure(arguments: argparse.Namespace, plan: RankPlan, comms: RankComms, sto
     replicas, ranks = plan.sizes.attn_dp_size, plan.sizes.ranks
     batches = [int(batch) for batch in (arguments.batches or ("32,256,512" if ranks > 1 else "1,32,256")).split(",")]
     results: dict[str, dict[str, float]] = {}
+    touched: dict[str, dict[str, float]] = {}
     clocks: list[TimedRunner] = []
     profiles: list[torch.profiler.profile] = []
 
     def on_begin(name: str) -> None:
         clocks[0].take()
+        if name.startswith(f"{TIED} 1 ") and name.endswith(f" {batches[0]}"):
+            if arguments.count_experts:
+                touched["spread"] = touched_experts(clocks[0], comms)
+                clocks[0].recorder.start()
+            tie_routers(clocks[0])
         if arguments.profile and plan.place.rank == 0 and name.startswith("1 "):
             kind = torch.profiler.ProfilerActivity
             profiles.append(torch.profiler.profile(activities=[kind.CUDA if arguments.device == "cuda" else kind.CPU]))
@@ -186,7 +203,10 @@ def measure(arguments: argparse.Namespace, plan: RankPlan, comms: RankComms, sto
 
     is_leader = plan.place.attn_tp_rank == 0
     vocab = plan.info.vocab_size
-    own = workloads(batches, replicas, plan.place.attn_dp_rank, vocab, arguments.repeats) if is_leader else []
+    own: list[Workload] = []
+    if is_leader:
+        is_told = tells_both_routings(arguments, ranks)
+        own = workloads(batches, replicas, plan.place.attn_dp_rank, vocab, arguments.repeats, both_routings=is_told)
     started_s = time.perf_counter()
     with build_engine(plan, comms, BenchLink(own, on_begin, on_result), store=store) as engine:
         set_aside_built_objects()
@@ -198,7 +218,8 @@ def measure(arguments: argparse.Namespace, plan: RankPlan, comms: RankComms, sto
         if arguments.count_experts:
             engine.runner.recorder.start()
         engine.run()
-        touched = touched_experts(engine.runner, comms) if arguments.count_experts else {}
+        if arguments.count_experts:
+            touched["spread" if not touched else TIED] = touched_experts(engine.runner, comms)
     if plan.place.rank:
         return None
     return {
@@ -208,6 +229,7 @@ def measure(arguments: argparse.Namespace, plan: RankPlan, comms: RankComms, sto
         "attn_tp": arguments.attn_tp,
         "dispatcher": arguments.dispatcher,
         "weights": arguments.weights,
+        "strategy": arguments.strategy,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
         **({"touched_experts": touched} if touched else {}),
@@ -215,11 +237,18 @@ def measure(arguments: argparse.Namespace, plan: RankPlan, comms: RankComms, sto
     }
 
 
-def main() -> None:
-    arguments = parse()
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if arguments.weights in READS:
-        checkpoint.RandomCheckpoint.read = READS[arguments.weights]  # type: ignore[method-assign]
+def tells_both_routings(arguments: argparse.Namespace, ranks: int) -> bool:
+    return (
+        arguments.shape in TOLD_SHAPES
+        and arguments.weights == "unit"
+        and arguments.device == "cuda"
+        and ranks == 1
+        and not arguments.profile
+    )
+
+
+def measured(arguments: argparse.Namespace, rank: int, ranks: int, store: Any) -> dict[str, Any] | None:
+    """Builds the model of a shape and measures; None on other ranks than the first."""
     shape = dict(SHAPES[arguments.shape])
     if arguments.layers:
         shape["num_hidden_layers"] = arguments.layers
@@ -227,16 +256,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**shape, "dtype": "bfloat16"}), encoding="utf8")
         config = config_of(arguments, folder, ranks, most * arguments.attn_tp // ranks)
-        take_device(arguments.device, rank)
-        store = None
-        if ranks > 1:
-            backend = "gloo" if arguments.device == "cpu" else "cpu:gloo,cuda:nccl"
-            store = c10d.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1, ranks, rank == 0)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
         plan = plan_rank(config, rank)
         comms = create_comms(plan.sizes, rank, arguments.device) if ranks > 1 else local_comms()
-        found = measure(arguments, plan, comms, store)
+        return measure(arguments, plan, comms, store)
+
+
+def main() -> None:
+    arguments = parse()
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if arguments.weights in READS:
+        checkpoint.RandomCheckpoint.read = READS[arguments.weights]  # type: ignore[method-assign]
+    take_device(arguments.device, rank)
+    store = None
+    if ranks > 1:
+        backend = "gloo" if arguments.device == "cpu" else "cpu:gloo,cuda:nccl"
+        store = c10d.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1, ranks, rank == 0)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    touched: dict[str, Any] = {}
+    if tells_both_routings(arguments, ranks) and not arguments.count_experts and not arguments.layers:
+        few = {"count_experts": True, "layers": COUNTED_LAYERS, "repeats": 1}
+        counted = measured(argparse.Namespace(**{**vars(arguments), **few}), rank, ranks, store)
+        touched = {"touched_experts": (counted or {})["touched_experts"]}
+    found = measured(arguments, rank, ranks, store)
     if found is not None:
+        found |= touched
         Path(arguments.out).write_text(json.dumps(found, indent=1), encoding="utf8")
         print(json.dumps(found), flush=True)
 

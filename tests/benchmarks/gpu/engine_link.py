@@ -111,6 +111,10 @@ class TimedRunner:
     def recorder(self) -> Any:
         return self._runner.recorder
 
+    @property
+    def executor(self) -> Any:
+        return self._runner.executor
+
     def build(self, work: StepWork, plan: StepPlan) -> HostBatch:
         batch: HostBatch = self._runner.build(work, plan)
         return batch

@@ -38,8 +38,9 @@ from crossdock.config import (
 )
 from crossdock.engine_build import build_engine
 from crossdock.rank_plan import plan_rank
-from engine import touched_experts, write_profile
+from engine import write_profile
 from engine_link import BenchLink, TimedRunner, Workload, random_workload
+from engine_routing import touched_experts
 from shapes import SHAPES
 
 BYTES_S, FLOP_S, WIRE_BYTES_S = 4.3e12, 1.2e15, 372e9
