@@ -24,7 +24,7 @@ def add_rms_norm_kernel(
     # meta
     block: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """One program a row: residual + update to ``total``, its norm times ``weight`` to ``normed``."""
     wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)

@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def wait_for_inputs(is_early: tl.constexpr):
+def wait_for_inputs(is_early: tl.constexpr) -> None:
     """Waits for the launch before this one, then lets the next one come as far as this line.
 
     In that order: a kernel that stands here may then take for granted what was written two launches ago.
@@ -21,7 +21,7 @@ def wait_for_inputs(is_early: tl.constexpr):
 
 
 @triton.jit
-def fetch_rows(first, rows, row_elements, num_lines: tl.constexpr):
+def fetch_rows(first, rows, row_elements, num_lines: tl.constexpr) -> None:
     """Asks for the given rows of a matrix to be brought into L2, a line of 128 bytes at a time; the values are read later."""
     line_elements: tl.constexpr = 128 // (first.dtype.element_ty.primitive_bitwidth // 8)
     element = tl.minimum(tl.arange(0, num_lines) * line_elements, row_elements - 1)

@@ -30,7 +30,7 @@ def few_rows_linear_kernel(
     num_lines: tl.constexpr,
     has_bias: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """A program makes ``block_out`` columns of every row. Sums stay spread over the threads until the end."""
     row = tl.arange(0, rows_block)
     column = tl.program_id(0) * block_out + tl.arange(0, block_out)

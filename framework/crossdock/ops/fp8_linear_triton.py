@@ -29,7 +29,7 @@ def fp8_linear_kernel(
     block: tl.constexpr,
     group: tl.constexpr,
     quantised: tl.constexpr,
-):
+) -> None:
     """See ``fp8_linear``: a tile of the result; a tile's columns lie in one block of scales."""
     # Tiles of one weight column run next to one another over ``group`` row tiles, so that the weight is found in L2.
     row_tiles, column_tiles = tl.cdiv(num_rows, block_rows), tl.cdiv(out_features, block_columns)

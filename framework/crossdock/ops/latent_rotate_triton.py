@@ -11,7 +11,7 @@ from crossdock.ops.early_launch_triton import wait_for_inputs
 
 
 @triton.jit
-def turn_pairs(at, inside, cosine, sine, heads_block: tl.constexpr, half_block: tl.constexpr):
+def turn_pairs(at, inside, cosine, sine, heads_block: tl.constexpr, half_block: tl.constexpr) -> None:
     """Rotates the pairs of [heads_block, 2 * half_block] elements at ``at`` in place."""
     x = tl.load(at, mask=inside, other=0.0)
     even, odd = tl.split(tl.reshape(x.to(tl.float32), (heads_block, half_block, 2)))
@@ -40,7 +40,7 @@ def latent_rotate_kernel(
     half: tl.constexpr,
     half_block: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """``rotation`` [n, half, 2] float32. Programs (row, i): i = 0 does the latent row, the others heads of the queries."""
     wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)

@@ -29,7 +29,7 @@ def norm_rotate_kernel(
     half_block: tl.constexpr,
     has_norm: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """``rotation`` [n, half, 2] float32: cosine and sine of each pair. A program takes ``heads_block`` heads of a row."""
     wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)

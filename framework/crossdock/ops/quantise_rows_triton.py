@@ -34,7 +34,7 @@ def quantise_rows_kernel(
     # meta
     blocks: tl.constexpr,
     block: tl.constexpr,
-):
+) -> None:
     """See ``quantise_rows``: every block of a row alone."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * blocks + tl.arange(0, blocks)

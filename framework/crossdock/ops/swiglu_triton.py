@@ -11,7 +11,7 @@ from crossdock.ops.early_launch_triton import wait_for_inputs
 
 
 @triton.jit
-def swiglu_kernel(gate_up, out, inner_size, block: tl.constexpr, is_early: tl.constexpr):
+def swiglu_kernel(gate_up, out, inner_size, block: tl.constexpr, is_early: tl.constexpr) -> None:
     """out[row] = silu(gate) * up for ``block`` columns; the activation is rounded before the product, as two ops would."""
     wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)

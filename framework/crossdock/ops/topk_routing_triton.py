@@ -56,7 +56,7 @@ def topk_routing_kernel(
     has_padding: tl.constexpr,
     renormalise: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     """One program a row of ``logits`` [n, E] float32: ids (slots, where given) and weights of its K best experts."""
     wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)

@@ -27,7 +27,7 @@ def unpack_step_kernel(
     columns,
     # meta
     page_block: tl.constexpr,
-):
+) -> None:
     """``packed``: width, then six fields of each row, then which rows are padded, then rows with logits, then the pages of each sequence."""
     row = tl.program_id(0)
     fields = packed + 1

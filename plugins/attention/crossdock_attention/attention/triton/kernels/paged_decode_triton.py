@@ -61,7 +61,7 @@ def load_heads(source, head, stride, live_head, dim: tl.constexpr, block: tl.con
 
 
 @triton.jit
-def store_heads(out, place, values, live_head, column, dim: tl.constexpr):
+def store_heads(out, place, values, live_head, column, dim: tl.constexpr) -> None:
     """Rows of ``dim`` elements at ``place``."""
     mask = live_head[:, None] & (column < dim)[None, :]
     tl.store(out + place[:, None] * dim + column[None, :], values.to(out.dtype.element_ty), mask=mask)
@@ -175,7 +175,7 @@ def store_or_merge(
     value_dim: tl.constexpr,
     splits: tl.constexpr,
     unroll: tl.constexpr,
-):
+) -> None:
     """The result of a context in one split; of several, each leaves its part, and the last program to come here puts them together."""
     value_column = tl.arange(0, result.shape[1])
     if used == 1:
@@ -241,7 +241,7 @@ def paged_decode_kernel(
     split_blocks: tl.constexpr,
     merge_unroll: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     wait_for_inputs(is_early)
     row, key_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(seq_lens + row)

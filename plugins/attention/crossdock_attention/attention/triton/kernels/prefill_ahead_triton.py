@@ -26,7 +26,7 @@ start_copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_gl
 
 
 @gluon.jit
-def fetch(source, row, column, barrier, tile, pred):
+def fetch(source, row, column, barrier, tile, pred) -> None:
     """Starts the copy of a tile into shared memory; ``barrier`` expects its bytes."""
     size: gl.constexpr = tile.shape[0] * tile.shape[1] * 2
     mbarrier.expect(barrier, size, pred=pred)
@@ -34,7 +34,7 @@ def fetch(source, row, column, barrier, tile, pred):
 
 
 @gluon.jit
-def fetch_parts(sources, columns, row, barrier, tiles, pred, rest_dim: gl.constexpr):
+def fetch_parts(sources, columns, row, barrier, tiles, pred, rest_dim: gl.constexpr) -> None:
     """A tile in two parts, of which the second may be empty, under one barrier."""
     if rest_dim > 0:
         size: gl.constexpr = tiles[0].shape[0] * (tiles[0].shape[1] + rest_dim) * 2
@@ -121,7 +121,7 @@ def attend(
 
 
 @gluon.jit
-def clear_behind(tile, first, context, layout: gl.constexpr):
+def clear_behind(tile, first, context, layout: gl.constexpr) -> None:
     """Values behind the end of the context become 0: their weight is 0, but they may be infinite."""
     value = tile.load(layout)
     token = first + gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, layout))
@@ -130,7 +130,7 @@ def clear_behind(tile, first, context, layout: gl.constexpr):
 
 
 @gluon.jit
-def store_live(at, stride, result, live_rows, rows: gl.constexpr, columns: gl.constexpr, layout: gl.constexpr):
+def store_live(at, stride, result, live_rows, rows: gl.constexpr, columns: gl.constexpr, layout: gl.constexpr) -> None:
     """The rows that are there, in wide stores."""
     result = gl.convert_layout(result.to(at.dtype.element_ty), layout)
     row = gl.arange(0, rows, layout=gl.SliceLayout(1, layout))
@@ -185,7 +185,7 @@ def prefill_ahead_kernel(
     rows: gl.constexpr,
     tokens: gl.constexpr,
     num_warps: gl.constexpr,
-):
+) -> None:
     # A block: sequence, first row in the batch, rows in it, position of its first row.
     entry = blocks + gl.program_id(0) * 4
     sequence, first_row = gl.load(entry), gl.load(entry + 1)

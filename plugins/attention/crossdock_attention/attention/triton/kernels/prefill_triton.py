@@ -142,7 +142,7 @@ def prefill_kernel(
     value_block: tl.constexpr,
     rows_block: tl.constexpr,
     tokens_block: tl.constexpr,
-):
+) -> None:
     # A block: sequence, first row in the batch, rows in it, position of its first row.
     entry = blocks + tl.program_id(0) * 4
     sequence, first_row = tl.load(entry), tl.load(entry + 1)

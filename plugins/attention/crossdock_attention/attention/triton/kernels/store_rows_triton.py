@@ -27,7 +27,7 @@ def store_rows_kernel(
     block: tl.constexpr,
     has_second: tl.constexpr,
     is_early: tl.constexpr,
-):
+) -> None:
     wait_for_inputs(is_early)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
