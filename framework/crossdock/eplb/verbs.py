@@ -50,6 +50,7 @@ class PlacementVerbs:
         return {
             "physical_to_logical_map": self.maps.host.physical_to_logical.tolist(),
             "num_logical_experts": self.maps.replica_counts.shape[1],
+            "max_replicas": self.maps.logical_to_physical.shape[2],
             "layers": list(self.layers),
             "expert_bytes": self.expert_bytes,
             "config": {

@@ -94,6 +94,12 @@ def _judged(
     current = Placement.from_physical(state["physical_to_logical_map"], num_experts)
     load = ExpertLoad(counts=counted["load"])
     new = _planned(frontend, load, topology, current, body) if body.plan is None else _given(body.plan, state)
+    most, held = int(new.replica_counts.max()), int(state["max_replicas"])
+    if most > held:
+        field = "algo" if body.plan is None else "plan"
+        raise RequestError(
+            f"{field}: an expert has {most} replicas and the maps hold {held} (eplb.max_replicas)", field=field
+        )
     now, planned = (balancedness(one, load.total, topology) for one in (current, new))
     moves = [move for layer in move_plan(current, new, topology) for move in layer.moves]
     sent = sum(move.kind in ("same_node", "cross_node") for move in moves)

@@ -19,6 +19,7 @@ class FakeRanks:
     """Answers the placement verbs as ranks do, and remembers what they were told to do."""
 
     is_busy: bool = False
+    max_replicas: int = 3
     applied: list[Mapping[str, Any]] = attrs.Factory(list)
 
     def __call__(self, control: Control) -> Mapping[str, Any]:
@@ -26,6 +27,7 @@ class FakeRanks:
             return {
                 "physical_to_logical_map": SLOTS,
                 "num_logical_experts": 4,
+                "max_replicas": self.max_replicas,
                 "layers": [1, 2],
                 "expert_bytes": 1000,
                 "config": {"num_gpus": 2, "num_nodes": 1, "num_physical_experts": 6, "num_groups": 1},
@@ -128,6 +130,19 @@ def test_what_cannot_be_used_gets_400_and_the_field(run_server: RunServer) -> No
             status, answer = await server.post(path, body)
             assert status == 400, (path, body, answer)
             assert answer["error"]["param"] == field, (path, body, answer)
+        assert ranks.applied == []
+
+    run_server(scenario)
+
+
+def test_a_plan_with_more_replicas_than_the_maps_hold_is_refused_before_it_is_tried(run_server: RunServer) -> None:
+    async def scenario(server: Any) -> None:
+        ranks = server.engine.verb = FakeRanks(max_replicas=1)
+        for body, field in (({"plan": SLOTS}, "plan"), ({"algo": "global", "dry_run": False}, "algo")):
+            status, answer = await server.post("/placement/plan", body)
+            assert status == 400
+            assert answer["error"]["param"] == field
+            assert "replicas and the maps hold 1 (eplb.max_replicas)" in answer["error"]["message"]
         assert ranks.applied == []
 
     run_server(scenario)
