@@ -46,6 +46,7 @@ TUNED_ROWS = (32, 256, 4096, 16384)
 FEW_FIELDS = ("gate_columns", "gate_inner", "gate_warps", "down_columns", "down_inner", "down_warps")
 ROWS = (1, 2, 4, 8, 32, 128, 256, 512, 4096, 16384)
 REPEATS = 20
+PRODUCTS = ("grouped_mm gate_up", "grouped_mm down")
 
 
 def median_us(call: Callable[[], Any], inner: int) -> float:
@@ -180,9 +181,9 @@ def hopper_parts(
     activated = hopper_gate_up(Factor(values=x), ids.shape[1], order, gate_up, None)
     parts = hopper_down(activated, order, down, x.dtype, None)
     return {
-        "order": lambda: block_order(ids, experts.num_experts, BLOCK_ROWS, halves=True),
         "gate_up": lambda: hopper_gate_up(Factor(values=x), ids.shape[1], order, gate_up, None),
         "down": lambda: hopper_down(activated, order, down, x.dtype, None),
+        "order": lambda: block_order(ids, experts.num_experts, BLOCK_ROWS, halves=True),
         "sum": lambda: sum_choices(parts, order, weights),
     }
 
@@ -270,10 +271,13 @@ def measure_rows(rows: int, top_k: int, experts: GroupedWeights, tune: bool, sec
     x = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
     calls: dict[str, Callable[[], Any]] = {"ours": lambda: grouped_swiglu(x, ids, weights, experts)}
     calls |= library_calls(x, ids, weights, experts)
+    row: dict[str, Any] = {"us": turns_us({name: calls[name] for name in ("ours", "grouped_mm")}, seconds)}
+    row["users_us"] = turns_us({name: calls[name] for name in ("ours", "around grouped_mm")}, seconds)
     takes_hopper = experts.takes_hopper and rows * top_k / num_experts > MOST_MIDDLING_ROWS
     if takes_hopper:
-        calls |= hopper_parts(x, ids, weights, experts)
-    row: dict[str, Any] = {"us": turns_us(calls, seconds)}
+        parts = hopper_parts(x, ids, weights, experts)
+        row["rest_us"] = turns_us({name: parts.pop(name) for name in ("order", "sum")}, seconds)
+        row["products_us"] = turns_us(parts | {name: calls[name] for name in PRODUCTS}, seconds)
     weight_bytes = ids.unique().numel() * 3 * hidden * inner * 2
     row["bound_us"] = round(max(weight_bytes / 4.3e6, rows * top_k * 6 * hidden * inner / 790e6), 1)
     got, other = calls["ours"]().float(), calls["around grouped_mm"]().float()

@@ -1,11 +1,12 @@
 """Times calls that take turns on one GPU at its power limit.
 
-The clock follows the power of the last tenths of a second, in swings of a few per cent. Turns are therefore much shorter than that, so that all
-calls meet the same clocks, and many; each round goes through the calls in the reverse order of the one before.
+The clock follows the power of the last tenths of a second, in swings of a few per cent, and a call after one that needs little power runs faster.
+Turns are therefore much shorter than that, so that all calls meet the same clocks, and many, and each round has an order of its own.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +27,9 @@ def turns_us(calls: dict[str, Callable[[], Any]], seconds: float = 0.3) -> dict[
     replays = {name: max(1, round(TURN_US / _first_us(graph))) for name, graph in graphs.items()}
     rounds = max(4, round(seconds * 1e6 / TURN_US))
     turns: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
-    for index in range(rounds):
-        for name in list(calls) if index % 2 == 0 else list(calls)[::-1]:
+    draws = random.Random(0)
+    for _ in range(rounds):
+        for name in draws.sample(list(calls), len(calls)):
             turns[name].append(_replayed(graphs[name], replays[name]))
     torch.cuda.synchronize()
     return {name: _median_us(turns[name][int(rounds * HEATING) :], CALLS * replays[name]) for name in calls}
