@@ -87,7 +87,8 @@ async def _streamed(
         with frontend.running(plan.request_id, request_id()):
             async with contextlib.aclosing(frontend.deltas(plan)) as batches:
                 async for batch in batches:
-                    await stream.begin()
+                    if not stream.has_started:
+                        await stream.begin()
                     await stream.send(answer.chunks(batch))
         await stream.send(answer.last_chunks())
         return await stream.finish()

@@ -92,6 +92,28 @@ class Choice:
         )
 
 
+@attrs.define(kw_only=True, eq=False)
+class _Mailbox:
+    """Outputs for the one task that reads them. A queue wakes its reader for each output and costs twice as much a token."""
+
+    _arrived: list[EngineOutput] = attrs.field(factory=list["EngineOutput"], init=False)
+    _waiting: asyncio.Future[None] | None = attrs.field(default=None, init=False)
+
+    def put(self, output: EngineOutput) -> None:
+        self._arrived.append(output)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def take(self) -> list[EngineOutput]:
+        """Everything that has come, at least one: a slow client gets fewer, larger chunks."""
+        if not self._arrived:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+            self._waiting = None
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+
 async def choice_deltas(
     plan: GenerationPlan, engine: EngineClient, tokenizer: TextTokenizer | None
 ) -> AsyncGenerator[list[ChoiceDelta], None]:
@@ -105,15 +127,15 @@ async def choice_deltas(
         RuntimeFault: the engine failed.
     """
     choices = {plan.rid(index): _choice(plan, index, tokenizer) for index in range(plan.num_choices)}
-    outputs: asyncio.Queue[EngineOutput] = asyncio.Queue()
+    mailbox = _Mailbox()
     try:
         requests = [plan.engine_request(index) for index in range(plan.num_choices)]
-        await engine.submit(requests, outputs.put_nowait, pinned=plan.routed_dp_rank)
+        await engine.submit(requests, mailbox.put, pinned=plan.routed_dp_rank)
         running = set(choices)
         while running:
             batch: list[ChoiceDelta] = []
             stopped: list[str] = []
-            for output in await _arrived(outputs):
+            for output in await mailbox.take():
                 choice = choices[output.rid]
                 if choice.is_finished:
                     continue
@@ -133,14 +155,6 @@ async def choice_deltas(
         if unfinished:
             # Shielded: the client's hanging up cancels this task, and the abort must still go out.
             await asyncio.shield(engine.abort(unfinished))
-
-
-async def _arrived(outputs: asyncio.Queue[EngineOutput]) -> list[EngineOutput]:
-    """Everything in the queue, waiting for the first one: a slow client gets fewer, larger chunks."""
-    arrived = [await outputs.get()]
-    while not outputs.empty():
-        arrived.append(outputs.get_nowait())
-    return arrived
 
 
 def engine_error(message: str, engine: EngineClient) -> CrossdockError:

@@ -14,6 +14,7 @@ from crossdock.serving.choices import ChoiceDelta
 from crossdock.serving.generation import GenerationPlan
 from crossdock.serving.replicas import Replica
 from crossdock.serving.step_metrics import StepMetrics
+from crossdock.serving.token_metrics import TokenMetrics
 from crossdock.types.request import ReplicaLoad
 
 PREFIX = "crossdock:"
@@ -45,7 +46,6 @@ class ServerMetrics:
         self.waiting = gauges("num_requests_waiting", "Sequences that wait at a replica.")
         self.kv_usage = gauges("kv_cache_usage_perc", "Used part of a replica's KV cache, 1 is full.")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted sequences.")
-        self.generation_tokens = counter("generation_tokens", "Generated tokens.")
         self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         success = Counter(
@@ -62,9 +62,8 @@ class ServerMetrics:
             StepMetrics(prefix=PREFIX, model_name=model_name, loads=self._loads, num_replicas=num_replicas)
         )
         self.first_token = histogram("time_to_first_token_seconds", "From the request to its first token.", _WAIT_S)
-        self.inter_token = histogram(
-            "inter_token_latency_seconds", "Between two outputs of a sequence, per token.", _FAST_S
-        )
+        self.tokens = TokenMetrics(prefix=PREFIX, model_name=model_name, bounds_s=_FAST_S)
+        self.registry.register(self.tokens)
         self.e2e = histogram("e2e_request_latency_seconds", "From the request to the end of a sequence.", _SLOW_S)
         self.queue_time = histogram("request_queue_time_seconds", "Waiting at the replica.", _WAIT_S)
         self.prefill_time = histogram("request_prefill_time_seconds", "Prefill of the prompt.", _WAIT_S)
@@ -113,7 +112,9 @@ class ServerMetrics:
             async for batch in deltas:
                 now = self._clock()
                 for delta in batch:
-                    mark = marks.setdefault(delta.index, _Marks())
+                    mark = marks.get(delta.index)
+                    if mark is None:
+                        mark = marks[delta.index] = _Marks()
                     self._measure(delta, mark, plan, begin, now)
                 yield batch
         except (GeneratorExit, asyncio.CancelledError):
@@ -135,9 +136,9 @@ class ServerMetrics:
             self.prefill_time.observe(delta.prefill_s)
             mark.first = now
         elif count:
-            self.inter_token.observe((now - mark.last) / count)
+            self.tokens.observe_interval((now - mark.last) / count)
         mark.last = now
-        self.generation_tokens.inc(count)
+        self.tokens.generated += count
         if delta.finish_reason is not None:
             mark.finished = True
             self.e2e.observe(now - begin)

@@ -39,9 +39,10 @@ class EventStream:
 
     async def send(self, events: Iterable[Any]) -> None:
         """Writes events (attrs values) in one piece."""
-        data = b"".join(b"data: " + _ENCODER.encode(event) + b"\n\n" for event in events)
+        data = b"".join([b"data: %b\n\n" % _ENCODER.encode(event) for event in events])
         if data:
-            await (await self._started()).write(data)
+            response = self._response or await self._started()
+            await response.write(data)
 
     async def finish(self) -> web.StreamResponse:
         """Writes ``[DONE]`` and ends the response."""

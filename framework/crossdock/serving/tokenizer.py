@@ -24,6 +24,8 @@ class TextTokenizer:
     special_ids: frozenset[int]
     is_byte_level: bool
     """Each token is a string of byte symbols, so bytes of tokens can be joined exactly."""
+    _known_bytes: dict[int, bytes] = attrs.field(factory=dict[int, bytes], init=False, repr=False)
+    """Of ids that were asked for: as many as the vocabulary has at most."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -44,6 +46,12 @@ class TextTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that an id stands for; empty for an unknown one (models pad their vocabulary)."""
+        known = self._known_bytes.get(token_id)
+        if known is None:
+            known = self._known_bytes[token_id] = self._read_bytes(token_id)
+        return known
+
+    def _read_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
