@@ -70,6 +70,26 @@ class RequestTimes:
         return (last - self.begin_s - self.ttft_s) / max(1, self.output_tokens - 1)
 
 
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+
+
+class _Event(msgspec.Struct):
+    """What is read of an event; other fields are skipped."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: dict[str, Any] | None = None
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+
+
 async def run_bench(base_url: str, model: str, load: BenchLoad) -> dict[str, Any]:
     """Sends the load and summarises it.
 
@@ -169,8 +189,13 @@ async def _timed_request(
             if response.status != 200:
                 times.error = f"HTTP {response.status}: {(await response.text())[:200]}"
                 return times
-            async for line in response.content:
-                _take(line, times)
+            # By what has arrived, not by lines: aiohttp takes as long to find a line as everything else here.
+            rest = b""
+            async for piece in response.content.iter_any():
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    _take(line, times)
+            _take(rest, times)
     except (aiohttp.ClientError, TimeoutError) as error:
         times.error = f"{type(error).__name__}: {error}"
     times.end_s = time.perf_counter()
@@ -181,14 +206,14 @@ def _take(line: bytes, times: RequestTimes) -> None:
     data = line.removeprefix(b"data: ").strip()
     if not data or data == b"[DONE]":
         return
-    event = msgspec.json.decode(data)
-    if "error" in event:
-        times.error = str(event["error"].get("message"))
+    event = _EVENTS.decode(data)
+    if event.error is not None:
+        times.error = str(event.error.get("message"))
         return
-    usage = event.get("usage")
-    has_more = usage is not None and usage["completion_tokens"] > times.output_tokens
-    if event["choices"] and (has_more or event["choices"][0]["text"]):
+    usage = event.usage
+    has_more = usage is not None and usage.completion_tokens > times.output_tokens
+    if event.choices and (has_more or event.choices[0].text):
         times.token_s.append(time.perf_counter())
-    if usage:
-        times.input_tokens = usage["prompt_tokens"]
-        times.output_tokens = usage["completion_tokens"]
+    if usage is not None:
+        times.input_tokens = usage.prompt_tokens
+        times.output_tokens = usage.completion_tokens
