@@ -272,6 +272,7 @@ def come_home(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fused", [True, False])
 def test_ranks_that_run_at_the_same_time_wait_for_one_another(dtype: torch.dtype, fused: bool) -> None:
